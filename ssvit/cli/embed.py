@@ -41,7 +41,8 @@ def run(config: Config) -> Path:
     config.line.announce()
 
     from ssvit.retrieval import gallery
-    from ssvit.retrieval.pictures import PictureSet, opener
+    from ssvit.retrieval.feature_table import Thumbnails
+    from ssvit.retrieval.pictures import PictureSet, opener, viewer
     from ssvit.retrieval.store import Store
 
     splits = {part: PictureSet.of_files(of_part, extraction.pixels) for part, of_part in files.items()}
@@ -51,13 +52,17 @@ def run(config: Config) -> Path:
             data = replace(data, train=data.undivided, test=None)
         parts = [part for part in PARTS if getattr(data, part) is not None] if options.split == ALL else [options.split]
         splits |= {part: PictureSet.of_split(data, part, name) for part in parts}
+    splits = {part: pictures.windows(options) for part, pictures in splits.items()}
     describe = extraction.describer()
+    show = viewer(opener(extraction.pixels, [*splits.values()]), describe.transform, extraction.display())
+    thumbnails = None if options.thumbnail is None else Thumbnails(show, options.thumbnail)
     reference = None if options.anomaly is None else Store.open(options.anomaly, describe.extractor.identity)
-    size, output = extraction.image_size, Path(options.output)
-    lines, anomalies = gallery.embed(splits, describe, output, image_size=size, reference=reference)
+    output = Path(options.output)
+    lines, anomalies = gallery.embed(
+        splits, describe, output, image_size=extraction.image_size, reference=reference, thumbnails=thumbnails
+    )
     if anomalies and options.sheet is not None:
-        load, display = opener(extraction.pixels, [*splits.values()]), extraction.display()
-        atomic_io.replace(Path(options.sheet), anomalies.sheet(load, describe.transform, display).png())
+        atomic_io.replace(Path(options.sheet), anomalies.sheet(show).png())
     print_lines(*lines)
     return output
 

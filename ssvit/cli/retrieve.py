@@ -5,6 +5,7 @@ Usage: ssvit retrieve action=index|query|remove store=FOLDER IMAGES…|data=SET.
 
 import json
 from pathlib import Path
+from typing import Any
 
 from ssvit import advice
 from ssvit.config.command import Command
@@ -40,21 +41,23 @@ def run(config: Config) -> None:
         pictures = PictureSet.of_split(data, options.split, name)
     else:
         pictures = PictureSet.of_files(files, extraction.pixels)
-    describe = extraction.describer()
+    pictures, describe = pictures.windows(options), extraction.describer()
     if options.action == INDEX:
         lines = gallery.index(options.store, pictures, describe, extraction.checkpoint.path)
     else:
         store, standardize = Store.open(options.store, describe.extractor.identity), options.standardize
         if standardize == AUTO:
             standardize = len(store) >= FEWEST and extraction.needs_standardizing(line)
-        records = gallery.query(store, pictures, describe, options.index, k=options.k, standardize=standardize)
+        search: Any = {"k": options.k, "standardize": standardize, "patch": options.patch}
+        records = gallery.query(store, pictures, describe, options.index, **search)
         if options.output is not None:
             atomic_io.replace(Path(options.output), (json.dumps(records, indent=1) + "\n").encode())
         if options.sheet is not None:
             sources = {f"{name}/{part}": getattr(data, part, None) for part in PARTS}
             sets = [PictureSet.of_source(source, start) for start, source in sources.items() if source is not None]
             load = opener(extraction.pixels, sets)
-            atomic_io.replace(Path(options.sheet), gallery.sheet(records, load, extraction.display()).png())
+            shown = gallery.sheet(records, load, extraction.display(), describe.transform)
+            atomic_io.replace(Path(options.sheet), shown.png())
         lines = gallery.report(records, store)
     line.announce()
     print_lines(*lines)

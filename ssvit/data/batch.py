@@ -32,6 +32,10 @@ class EvalTransform(Protocol):
         """Transform the mask of an image in the same way as the image: (h, w) uint8 -> (h, w) uint8."""
         ...
 
+    def geometry(self, sides: Tensor) -> Tensor:
+        """Return the maps from transformed images to images of some heights and widths: (b, 2) -> (b, 2, 3)."""
+        ...
+
 
 class Batch(NamedTuple):
     """Views, labels and targets of some images of a run or an evaluation.

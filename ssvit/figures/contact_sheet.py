@@ -34,10 +34,10 @@ def neighbour(image: Tensor, distance: float, name: str = "", same_class: bool |
     return Picture(image, (f"{mark}{100 * distance:.1f} %", name), color)
 
 
-def contact_sheet(rows: Sequence[Sequence[Picture]]) -> Gallery:
-    """Return a sheet of the first rows: a query and the first of its neighbours."""
+def contact_sheet(rows: Sequence[Sequence[Picture]], kind: str = "images") -> Gallery:
+    """Return a sheet of the first rows: a query and the first of its neighbours, which are images or another kind."""
     shown = [row[: 1 + NEIGHBOURS] for row in rows[:QUERIES]]
-    return Gallery(shown, "queries and their most similar images (distance in % of the median of the gallery)")
+    return Gallery(shown, f"queries and their most similar {kind} (distance in % of the median of the gallery)")
 
 
 def pair_sheet(pairs: Sequence[tuple[Tensor, Tensor, float]]) -> Gallery:

@@ -126,6 +126,24 @@ def heat_map(image: Tensor, values: Tensor) -> Tensor:
     return (image.mean(0, keepdim=True) + colors) / 2
 
 
+def outlined(image: Tensor, cells: Sequence[tuple[int, int]], grid: tuple[int, int], side: int) -> Tensor:
+    """Return an image (3, h, w), resized to a longer side, with red frames around cells (row, column) of a grid."""
+    h, w = (max(1, side * length // max(image.shape[1:])) for length in image.shape[1:])
+    image = F.interpolate(image[None], (h, w), mode="nearest" if h > image.shape[1] else "area")[0]
+    for row, column in cells:
+        top, left, bottom, right = (
+            row * h // grid[0],
+            column * w // grid[1],
+            (row + 1) * h // grid[0],
+            (column + 1) * w // grid[1],
+        )
+        frame = torch.zeros(h, w, dtype=torch.bool)
+        frame[max(0, top - _FRAME // 2) : bottom + _FRAME // 2, max(0, left - _FRAME // 2) : right + _FRAME // 2] = True
+        frame[top:bottom, left:right] = False
+        image[:, frame] = torch.tensor([1.0, 0.1, 0.1])[:, None]
+    return image
+
+
 @dataclass(frozen=True)
 class Mosaic(Figure):
     """Show columns of images (b, 3, h, w) of several kinds, in two blocks for more than three images.

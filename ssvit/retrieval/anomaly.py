@@ -13,11 +13,9 @@ from pathlib import Path
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.data.batch import EvalTransform
 from ssvit.errors import UserError
 from ssvit.evaluation.neighbours import nearest
 from ssvit.evaluation.options import Flat
-from ssvit.figures.display import Display
 from ssvit.figures.pictures import Gallery, Picture, heat_map
 from ssvit.retrieval.store import Store
 
@@ -67,17 +65,15 @@ class Anomalies:
         pictures = f"{len(others):,} pictures of other classes, {len(normal):,} of the classes of the store"
         return [f"anomaly score: AUROC {auroc:.3f} ({pictures}; 0.5: equal scores)"]
 
-    def sheet(self, load: Callable[[str], Tensor], transform: EvalTransform, display: Display) -> Gallery:
+    def sheet(self, show: Callable[[str], Tensor]) -> Gallery:
         """Return the pictures with the highest scores, each next to its heat map if patches have scores.
 
         Args:
-            load: Opens a picture by its name.
-            transform: Transforms pictures to the input of the encoder.
-            display: Converts pictures to RGB.
+            show: Returns a picture by its name, see `ssvit.retrieval.pictures.viewer`.
         """
         groups, highest = [], self.distances.max()
         for row in self.scores.argsort(descending=True, stable=True)[:_SHOWN].tolist():
-            image, path = display(transform([load(self.names[row])])[0]), Path(self.names[row])
+            image, path = show(self.names[row]), Path(self.names[row])
             groups.append([Picture(image, (f"{self.scores[row]:.3f}", f"{path.parent.name}/{path.name}"))])
             if self.distances.ndim == 3:
                 groups[-1].append(Picture(heat_map(image, self.distances[row] / highest.clamp(min=1e-6))))

@@ -3,7 +3,6 @@
 Letters: m queries, k neighbours, n pictures, d width, c channels, h, w pixels.
 """
 
-import io
 import os
 import shutil
 from collections import Counter
@@ -12,32 +11,33 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ssvit.config.declaration import Options
-from ssvit.data.sources.base import Unreadable
+from ssvit.data.batch import EvalTransform
+from ssvit.data.windows import parsed_name
 from ssvit.engine import atomic_io
 from ssvit.errors import OptionError, UserError, printable, within
-from ssvit.evaluation.neighbours import check_k, nearest, relative_distances
+from ssvit.evaluation.neighbours import Neighbours, check_k, nearest, relative_distances
 from ssvit.evaluation.options import Flat
 from ssvit.evaluation.probes.scaler import Scaler
 from ssvit.evaluation.statistics import above_chance, standard_error
 from ssvit.figures import contact_sheet
 from ssvit.figures.display import Display
-from ssvit.figures.pictures import Gallery
+from ssvit.figures.pictures import Gallery, Picture, heat_map, outlined
 from ssvit.figures.style import evenly_spaced
-from ssvit.retrieval import feature_table
+from ssvit.retrieval import patches
 from ssvit.retrieval.anomaly import Anomalies
+from ssvit.retrieval.feature_table import FeatureTable, Thumbnails
 from ssvit.retrieval.options import PARQUET, PART_FILES, encoder_of
-from ssvit.retrieval.pictures import Describer, PictureSet
+from ssvit.retrieval.pictures import Describer, PictureSet, or_blank
 from ssvit.retrieval.store import Store, StoreError, check_directions, writing
 
 _LINES = 20  # queries whose nearest neighbour is printed
+_WITHIN = 6  # most similar patches of the picture of a query that have frames, the query included
 _LONGER = 340  # longer side of a picture on a contact sheet, in pixels
-_BLANK = torch.full((3, 1, 1), 230, dtype=torch.uint8)  # shown for a picture that can no longer be read
 
 
 def fill(store: Store, sets: Collection[PictureSet], describe: Describer) -> int:
@@ -111,7 +111,8 @@ def remove(folder: str, images: Sequence[str]) -> list[str]:
     requested = {name: image for image in images for form in forms if (name := form(image)) != os.curdir}
     with writing(Path(folder)):
         store = Store.open(folder, encoder_of(folder))
-        paths = {name: requested.keys() & {name, *map(str, Path(name).parents)} for name in store.names}
+        files = {name: parsed_name(name)[0] for name in store.names}
+        paths = {name: requested.keys() & {name, file, *map(str, Path(file).parents)} for name, file in files.items()}
         unused = {*images} - {requested[path] for path in chain(*paths.values())}
         if unused:
             raise OptionError("images", min(unused), f"must be a picture of {folder}, or a folder of such pictures")
@@ -127,12 +128,11 @@ def embed(
     *,
     image_size: tuple[int, int],
     reference: Store | None = None,
+    thumbnails: Thumbnails | None = None,
 ) -> tuple[list[str], Anomalies | None]:
-    """Write names, classes, splits and features of pictures to a file.
+    """Write names, classes, splits and features of pictures to a file, see `FeatureTable`.
 
-    A file .npz has these four arrays, and "encoder", the identity of the features. Unknown classes are "". A file
-    .parquet is described by `feature_table.parquet`. Features are collected in a store next to the output, from which
-    an interrupted call is resumed.
+    Features are collected in a store next to the output, from which an interrupted call is resumed.
 
     Args:
         sets: The pictures of each split, "" for pictures without a split.
@@ -140,6 +140,7 @@ def embed(
         output: File to write, in the format .npz or .parquet.
         image_size: Height and width of the encoder's input in pixels.
         reference: Store of normal pictures; the distance of each vector to it becomes the array or column "anomaly".
+        thumbnails: Shows the pictures for a column of a .parquet file; None: without thumbnails.
 
     Returns:
         Lines for the console, and the anomaly scores if there is a reference.
@@ -149,49 +150,49 @@ def embed(
         UserError: None of the pictures can be read.
     """
     folder = output.with_name(f"{output.name}.parts")
-    identity = f"{describe.extractor.identity} {describe.transform}"
     with writing(folder):
-        if encoder_of(folder) != identity:
-            for file in folder.glob(PART_FILES):
-                atomic_io.remove(file)
-        store = Store.open(folder, identity, create=True)
-        fill(store, sets.values(), describe)
-        split_of = {name: split for split, pictures in sets.items() for name in pictures.names if name in store.row_of}
-        rows = [store.row_of[name] for name in split_of]
-        names, splits, features = [*split_of], [*split_of.values()], store.features[rows]
-        classes = [store.classes[row] or "" for row in rows]
-        anomalies = None if reference is None else Anomalies(reference, names, classes, features)
+        table = _collected(folder, sets, describe)
+        anomalies = None if reference is None else Anomalies(reference, table.names, table.classes, table.features)
         scores = {"anomaly": anomalies.distances} if anomalies else {}
-        if output.suffix == PARQUET:
-            columns = {"path": names, "split": splits, "label": classes}
-            content = feature_table.parquet(columns, features, encoder=identity, size=image_size, **scores)
-        else:
-            arrays = {name: values.numpy() for name, values in {"features": features, **scores}.items()}
-            content = _npz(names=names, classes=classes, splits=splits, encoder=identity, **arrays)
-        atomic_io.replace(output, content)
+        is_table = output.suffix == PARQUET
+        atomic_io.replace(output, table.parquet(image_size, thumbnails, **scores) if is_table else table.npz(**scores))
         shutil.rmtree(folder)
-    counts = ", ".join(f"{number:,} {split}" for split, number in Counter(split_of.values()).items() if split)
-    patches = " of each of {} x {} patches".format(*features.shape[1:3]) if features.ndim == 4 else " each"
-    reader = "pandas.read_parquet" if output.suffix == PARQUET else "numpy.load"
+    counts = ", ".join(f"{number:,} {split}" for split, number in Counter(table.splits).items() if split)
+    patches = " of each of {} x {} patches".format(*table.features.shape[1:3]) if table.features.ndim == 4 else " each"
     lines = [
-        f"{output}: {len(rows)} pictures{f' ({counts})' if counts else ''}, {features.shape[-1]} features{patches}; "
-        f"{describe.unreadable} could not be read",
+        f"{output}: {len(table.names)} pictures{f' ({counts})' if counts else ''}, {table.features.shape[-1]} "
+        f"features{patches}; {describe.unreadable} could not be read",
         *(anomalies.report() if anomalies else ()),
-        f"read by {reader}({str(output)!r}) in Python",
+        f"read by {'pandas.read_parquet' if is_table else 'numpy.load'}({str(output)!r}) in Python",
     ]
     return lines, anomalies
 
 
-def _npz(**arrays: Any) -> memoryview:
-    content = io.BytesIO()
-    np.savez(content, allow_pickle=False, **arrays)
-    return content.getbuffer()
+def _collected(folder: Path, sets: Mapping[str, PictureSet], describe: Describer) -> FeatureTable:
+    """Compute the features of pictures that a temporary store lacks, and return those of all readable pictures."""
+    identity = f"{describe.extractor.identity} {describe.transform}"
+    if encoder_of(folder) != identity:
+        for file in folder.glob(PART_FILES):
+            atomic_io.remove(file)
+    store = Store.open(folder, identity, create=True)
+    fill(store, sets.values(), describe)
+    split_of = {name: split for split, pictures in sets.items() for name in pictures.names if name in store.row_of}
+    rows = [store.row_of[name] for name in split_of]
+    classes = [store.classes[row] or "" for row in rows]
+    return FeatureTable([*split_of], [*split_of.values()], classes, store.features[rows], identity)
 
 
 def query(
-    store: Store, pictures: PictureSet, describe: Describer, index: Options | None, *, k: int, standardize: bool = False
+    store: Store,
+    pictures: PictureSet,
+    describe: Describer,
+    index: Options | None,
+    *,
+    k: int,
+    standardize: bool = False,
+    patch: Sequence[int] | None = None,
 ) -> list[dict[str, Any]]:
-    """Find the k nearest neighbours in a store for each of `pictures`.
+    """Find the k nearest neighbours in a store for each of `pictures`, or for a patch of each.
 
     A query that is in the store is not returned as its neighbour.
 
@@ -199,48 +200,72 @@ def query(
         store: The store.
         pictures: The queries.
         describe: Computes their features.
-        index: Options of the search index; None for exact search.
+        index: Options of the search index; None for exact search. Patches are searched exactly.
         k: Number of neighbours.
         standardize: Whether to standardise features to mean 0 and standard deviation 1 over the store.
+        patch: Column and row of a pixel: the query is the patch of each picture that contains it, or of the window of
+            each picture whose centre is nearest to it. None: the queries are pictures.
 
     Returns:
         Image and class of each readable query, and its neighbours, nearest first, each with image, class, cosine
         similarity, and cosine distance relative to the median over the store. An approximate index may find fewer
-        than k.
+        than k. For a patch also row and column of the patch of the query and of each neighbour, the most similar one of
+        its picture, and the cosines of the query with all patches of its own picture, (y, x).
 
     Raises:
-        OptionError: The store has too few pictures.
-        StoreError: The store has features of patches, or the features are to be standardised, but all images of the
-            store have the same ones.
+        OptionError: The store has too few pictures, or the encoder does not receive the pixel.
+        StoreError: The store has features of patches and the queries are pictures, or the reverse, or the features are
+            to be standardised, but all images of the store have the same ones.
         UserError: None of the queries can be read.
     """
-    if store.features.ndim == 4:
-        raise StoreError(f"{store.folder}: has features of patches, which are not searched by pictures")
+    if (patch is None) == (store.features.ndim == 4):
+        kind = "pictures, in which patch=X,Y is not searched" if patch else "patches, which patch=X,Y searches"
+        raise StoreError(f"{store.folder}: has features of {kind}")
     check_k(k, len(store), excludes=not store.row_of.keys().isdisjoint(pictures.names))
-    scaler = Scaler.of_features(store.features, standardize)
+    scaler = Scaler.of_features(store.features.flatten(0, -2), standardize)
     if not scaler.scale.any():
         raise StoreError(f"{store.folder}: all features are equal; set standardize=false")
-    vectors = F.normalize(scaler.scaled(store.features))
+    vectors = F.normalize(scaler.scaled(store.features), dim=-1)
     with within("index"):
-        search_index = (index or Flat()).build(vectors=vectors)
-    parts = list(describe(pictures, range(len(pictures.names))))
+        search_index: Any = None if patch else (index or Flat()).build(vectors=vectors)
+    chosen = patches.nearest_windows(pictures, patch) if patch else range(len(pictures.names))
+    parts = list(describe(pictures, chosen))
     if not parts:
-        raise UserError(f"none of the {len(pictures.names)} pictures can be read")
+        raise UserError(f"none of the {len(chosen)} pictures can be read")
     rows, features = [row for part, _ in parts for row in part], torch.cat([part for _, part in parts])
-    names, known = [pictures.names[row] for row in rows], {*store.classes}
+    names = [pictures.names[row] for row in rows]
     check_directions(features, names)
-    queries = F.normalize(scaler.scaled(features))
+    queries = F.normalize(scaler.scaled(features), dim=-1)
     stored_rows = torch.tensor([store.row_of.get(name, -1) for name in names])
-    neighbours = nearest(search_index, queries, k, excluded=stored_rows if (stored_rows >= 0).any() else None)
-    columns = (neighbours.indices, neighbours.similarities, relative_distances(neighbours, queries, vectors))
-    records = []
-    for name, row, *of_query in zip(names, rows, *(column.tolist() for column in columns), strict=True):
+    if patch is None:
+        neighbours = nearest(search_index, queries, k, excluded=stored_rows if (stored_rows >= 0).any() else None)
+        return _records(store, pictures, rows, neighbours, relative_distances(neighbours, queries, vectors))
+    maps, (_, height, width, _) = queries, features.shape
+    cells = [patches.cell(pictures, row, patch, describe.transform, (height, width)) for row in rows]
+    queries = torch.stack([of_picture[cell] for of_picture, cell in zip(maps, cells, strict=True)])
+    neighbours, numbers = patches.nearest_patches(vectors.flatten(1, 2), queries, k, stored_rows)
+    distances = relative_distances(neighbours, queries, vectors.flatten(0, 2))
+    records = _records(store, pictures, rows, neighbours, distances)
+    for record, cell, of_picture, vector, found in zip(records, cells, maps, queries, numbers, strict=True):
+        record |= {"patch": [*cell], "cosines": (of_picture @ vector).tolist()}
+        for neighbour, number in zip(record["neighbours"], found, strict=True):
+            neighbour["patch"] = [*divmod(number, width)]
+    return records
+
+
+def _records(
+    store: Store, pictures: PictureSet, rows: Sequence[int], neighbours: Neighbours, distances: Tensor
+) -> list[dict[str, Any]]:
+    """Return image and class of the queries at some rows, and their neighbours, see `query`."""
+    known, records = {*store.classes}, []
+    columns = (neighbours.indices, neighbours.similarities, distances)
+    for row, *of_query in zip(rows, *(column.tolist() for column in columns), strict=True):
         nearest_pictures = [
             {"image": store.names[i], "class": store.classes[i], "similarity": cosine, "relative_distance": distance}
             for i, cosine, distance in zip(*of_query, strict=True)
             if i >= 0
         ]
-        class_name = pictures.classes[row]
+        name, class_name = pictures.names[row], pictures.classes[row]
         if class_name is None and name in store.row_of:
             class_name = store.classes[store.row_of[name]]
         if class_name is None and (folder := Path(name).parent.name) in known:  # the pictures of a class are named
@@ -287,21 +312,26 @@ def report(records: Sequence[Mapping[str, Any]], store: Store) -> list[str]:
     ]
 
 
-def sheet(records: Sequence[Mapping[str, Any]], load: Callable[[str], Tensor], display: Display) -> Gallery:
+def sheet(
+    records: Sequence[Mapping[str, Any]], load: Callable[[str], Tensor], display: Display, transform: EvalTransform
+) -> Gallery:
     """Return the contact sheet of evenly spaced queries and their neighbours.
+
+    Patches have frames in their pictures, which are shown as the encoder receives them. The second picture of a row is
+    a heat map of the cosines of the query with all patches of its picture, of which the highest have frames.
 
     Args:
         records: The queries with their neighbours, see `query`.
         load: Opens a picture by its name, or raises Unreadable.
         display: Converts pictures to RGB.
+        transform: Transforms pictures to the input of the encoder.
     """
     from torchvision.transforms.v2.functional import resize
 
     def small(record: Mapping[str, Any]) -> Tensor:
-        try:
-            image = load(record["image"])
-        except Unreadable:
-            image = _BLANK
+        image = or_blank(load, record["image"])
+        if "patch" in record:
+            return outlined(display(transform([image])[0]), [record["patch"]], grid, _LONGER)
         longer = max(image.shape[1:])
         size = [max(1, _LONGER * side // longer) for side in image.shape[1:]]
         return display(resize(image, size) if longer > _LONGER else image)
@@ -309,10 +339,19 @@ def sheet(records: Sequence[Mapping[str, Any]], load: Callable[[str], Tensor], d
     def title(record: Mapping[str, Any]) -> str:
         return record["class"] or Path(record["image"]).name
 
-    rows = []
+    rows, kind, grid = [], "images", (1, 1)
     for record in (records[row] for row in evenly_spaced(len(records), contact_sheet.QUERIES)):
+        if "cosines" in record:
+            cosines, kind = torch.tensor(record["cosines"]), "patches"
+            grid = (cosines.shape[0], cosines.shape[1])
         rows.append([contact_sheet.query(small(record), title(record))])
+        if "cosines" in record:
+            (low, high), image = cosines.aminmax(), display(transform([or_blank(load, record["image"])])[0])
+            highest = cosines.flatten().topk(min(_WITHIN, cosines.numel())).indices
+            heat = heat_map(image, (cosines - low) / (high - low).clamp(min=1e-6))
+            heat = outlined(heat, [divmod(cell, grid[1]) for cell in highest.tolist()], grid, _LONGER)
+            rows[-1].append(Picture(heat, ("cosines within it", f"{low:.2f} to {high:.2f}")))
         for other in record["neighbours"]:
             is_same = None if None in (record["class"], other["class"]) else record["class"] == other["class"]
             rows[-1].append(contact_sheet.neighbour(small(other), other["relative_distance"], title(other), is_same))
-    return contact_sheet.contact_sheet(rows)
+    return contact_sheet.contact_sheet(rows, kind)

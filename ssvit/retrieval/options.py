@@ -5,30 +5,35 @@ import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import safetensors
+from annotated_types import Len
+from pydantic import BeforeValidator
 
-from ssvit.config.declaration import Count, Name, Options, Part, Size, Whole
+from ssvit.config.declaration import Count, Expect, Name, Options, Part, Size, Whole
 from ssvit.data.sources import folder
 from ssvit.data.sources.base_options import DataSet
+from ssvit.data.windows_options import Windowed
 from ssvit.devices import Inference
 from ssvit.engine.atomic_io import check_regular
 from ssvit.errors import OptionError, file_to_write
-from ssvit.evaluation.options import OneLayer
+from ssvit.evaluation.options import Flat, OneLayer
 from ssvit.exchange.options import ForeignEncoder
 from ssvit.loading.options import Pretrained
+from ssvit.values import value_of
 
 PARTS, ALL, HELD_OUT = ("train", "validation", "test"), "all", "held_out"
 Split = Literal["train", "validation", "test", "held_out"]
 INDEX, QUERY, REMOVE = "index", "query", "remove"
 ALIASES = {"data.image_size": "image_size"}  # the name of the option in commands on data sets
+_LISTED = BeforeValidator(lambda value: value_of(f"[{value}]") if isinstance(value, str) else value)
 FEWEST = 5  # fewest pictures to standardise by: standard deviations of two or three make neighbours worse
 NPZ, PARQUET = ".npz", ".parquet"
 PART_FILES = "part_*_*.safetensors"  # files of a store
 
 
-class Pictures(Pretrained, Inference):
+class Pictures(Pretrained, Inference, Windowed):
     """Pictures, and the encoder that computes their features."""
 
     checkpoint: Name = "newest"
@@ -69,13 +74,19 @@ class Retrieve(Pictures):
     more."""
     k: Count = 10
     """Number of neighbours of a query."""
+    patch: Annotated[Sequence[Whole], _LISTED, Len(2, 2), Expect("a position x,y in pixels")] | None = None
+    """Position x,y in pixels of the pictures, from the upper left corner: the query is the patch at this position, and
+    the neighbours are the most similar patches, for a store of patches (features.pooling=patches)."""
     sheet: Name | None = None
     """File for the contact sheet (PNG)."""
     output: Name | None = None
     """File for the neighbours (JSON)."""
 
     def check_consistency(self) -> None:
-        """Check the store and the files to write."""
+        """Check the store, the windows and the files to write."""
+        super().check_consistency()
+        if self.patch is not None and (self.action != QUERY or not isinstance(self.index, Flat | None)):
+            raise OptionError("patch", [*self.patch], f"requires action={QUERY} and exact search (index=flat)")
         if self.action != INDEX and not Path(self.store).is_dir():
             raise OptionError("store", self.store, f"no such folder; action={INDEX} creates a store")
         if self.action == REMOVE and not self.images:
@@ -98,16 +109,21 @@ class Embed(Pictures):
     patch to its nearest neighbour in the store, whose layer and pooling are the defaults."""
     sheet: Name | None = None
     """File for the pictures with the highest anomaly scores (PNG), for a store of patches with heat maps."""
+    thumbnail: Count | None = None
+    """Pixels of the longer side of the pictures or patches that a .parquet file contains as JPEG; null: none."""
     overwrite: bool = False
     """Whether an existing file may be replaced."""
 
     def check_consistency(self) -> None:
-        """Check the file to write."""
+        """Check the windows and the file to write."""
+        super().check_consistency()
         file = Path(self.output)
         if file.suffix not in (NPZ, PARQUET):
             raise OptionError("output", self.output, f"must end in {NPZ} or {PARQUET}")
         if file.suffix == PARQUET and find_spec("pyarrow") is None:
             raise OptionError("output", self.output, "requires pyarrow: pip install 'ssvit[parquet]'")
+        if self.thumbnail is not None and file.suffix != PARQUET:
+            raise OptionError("thumbnail", self.thumbnail, f"requires an output {PARQUET}")
         if self.anomaly is not None and not Path(self.anomaly).is_dir():
             raise OptionError(
                 "anomaly", self.anomaly, f"no such folder; `ssvit retrieve action={INDEX}` creates a store"

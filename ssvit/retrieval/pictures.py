@@ -1,7 +1,8 @@
 """Name the pictures of a command and their classes, compute their features, and open them by name.
 
 In a store, a file is named by its path, an image in a shard by the path of the shard and its name in it, and an image
-of Hugging Face by data set, split and row. Images of other data sets are named by their index in the split.
+of Hugging Face by data set, split and row. Images of other data sets are named by their index in the split. The name of
+a window ends in #xywh=LEFT,TOP,WIDTH,HEIGHT.
 
 Letters: n pictures, d width, c channels, h, w pixels, y, x rows and columns of patches.
 """
@@ -9,6 +10,7 @@ Letters: n pictures, d width, c channels, h, w pixels, y, x rows and columns of 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -20,12 +22,16 @@ from ssvit.data.sources.base import Data, Source, Unreadable, class_text
 from ssvit.data.sources.decode import load
 from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.data.sources.files import Files
+from ssvit.data.windows import Windows, parsed_name, window_name
+from ssvit.data.windows_options import Windowed
 from ssvit.engine.progress import progress
 from ssvit.errors import one_of
 from ssvit.evaluation.features import Frozen
+from ssvit.figures.display import Display
 from ssvit.retrieval.options import HELD_OUT, PARTS
 
-PART = 1024  # minimum number of pictures whose features are stored together
+_BLANK = torch.full((3, 1, 1), 230, dtype=torch.uint8)  # shown for a picture that can no longer be read
+PART, PART_BYTES = 1024, 1 << 26  # maximum number of pictures whose features are stored together, and of their bytes
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,14 @@ class PictureSet:
         classes = [class_text(label, source.classes) or None for label in labels]
         return cls(source, names, classes or [None] * len(source))
 
+    def windows(self, options: Windowed) -> "PictureSet":
+        """Return the windows of the pictures, or the pictures if the options have no size of windows."""
+        if options.window is None:
+            return self
+        windows = Windows(self.source, options.window, options.overlap)
+        names = [window_name(self.names[row], box) for row, box in zip(windows.indices, windows.boxes, strict=True)]
+        return PictureSet(windows, names, [self.classes[row] for row in windows.indices])
+
 
 @dataclass
 class Describer:
@@ -93,7 +107,8 @@ class Describer:
     def __call__(self, pictures: PictureSet, rows: Sequence[int]) -> Iterator[tuple[list[int], Tensor]]:
         """Yield the rows and the features of the readable pictures among some rows, in order, in large parts.
 
-        Features are (n, d), or (n, y, x, d) for an extractor of patches.
+        A part has at most `PART` pictures and, unless it is a single picture, `PART_BYTES` bytes of features, which are
+        (n, d), or (n, y, x, d) for an extractor of patches.
         """
         show = progress("pictures", " pictures")
         source = pictures.source.take(torch.tensor(rows, dtype=torch.int64))
@@ -107,9 +122,11 @@ class Describer:
             read += [rows[slot] for slot in slots_of_batch]
             parts += self.extractor(batch.images).values()
             show(slots_of_batch[-1] + 1, len(rows))
-            if len(read) >= PART:
-                yield read, torch.cat(parts)
-                read, parts = [], []
+            count = max(1, min(PART, PART_BYTES // parts[-1][0].nbytes))
+            while len(read) >= count:
+                features = torch.cat(parts)
+                yield read[:count], features[:count]
+                read, parts = read[count:], [features[count:]]
         if read:
             yield read, torch.cat(parts)
 
@@ -122,14 +139,39 @@ class Describer:
 def opener(pixels: PixelFormat, sets: Sequence[PictureSet]) -> Callable[[str], Tensor]:
     """Return a function that opens a picture by its name in a store, (c, h, w), or raises Unreadable.
 
+    It keeps the last picture, so that the windows of a picture decode it once.
+
     Args:
         pixels: Pixel format of files.
         sets: Pictures that are no files.
     """
     places = {name: (pictures.source, row) for pictures in sets for row, name in enumerate(pictures.names)}
 
+    @lru_cache(maxsize=2)  # a picture, and one of its windows
     def open_picture(name: str) -> Tensor:
-        source, row = places.get(name, (None, 0))
-        return load(name, pixels) if source is None else source.read(row)
+        if name in places:
+            source, row = places[name]
+            return source.read(row)
+        image, box = parsed_name(name)
+        return load(name, pixels) if box is None else box.of(open_picture(image))
 
     return open_picture
+
+
+def or_blank(load: Callable[[str], Tensor], name: str) -> Tensor:
+    """Return a picture by its name, (c, h, w), or a grey pixel if it can no longer be read."""
+    try:
+        return load(name)
+    except Unreadable:
+        return _BLANK
+
+
+def viewer(load: Callable[[str], Tensor], transform: EvalTransform, display: Display) -> Callable[[str], Tensor]:
+    """Return a function that shows a picture by its name as the encoder receives it, (3, h, w) in [0, 1].
+
+    Args:
+        load: Opens a picture by its name, or raises Unreadable.
+        transform: Transforms pictures to the input of the encoder.
+        display: Converts pictures to RGB.
+    """
+    return lambda name: display(transform([or_blank(load, name)])[0])

@@ -153,7 +153,8 @@ class Store:
     @cached_property
     def features(self) -> Tensor:
         """Return the features of all images, (n, d), or of their patches, (n, y, x, d), float32."""
-        return torch.cat(self._parts)
+        self._parts = [torch.cat(self._parts)]  # without a second copy of the features
+        return self._parts[0]
 
 
 @contextmanager

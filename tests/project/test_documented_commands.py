@@ -85,7 +85,7 @@ def folder(tmp_path_factory):
     numpy.savez(place / "vit_b16.npz", **weights)
     for name in ("dinov2_vits14_reg4_pretrain.pth", "dinov2_vits14.pth", "mae.pth"):
         torch.save({name: torch.from_numpy(value) for name, value in weights.items()}, place / name)
-    for name in ("FOLDER", "STORE", "SHARDS", "normal", "MASKS"):
+    for name in ("FOLDER", "STORE", "SHARDS", "normal", "patches", "MASKS"):
         (place / name).mkdir()
     (place / "labels.csv").write_text("path,label\n")
     (place / "bands.yaml").write_text(f"{MEASURED}\nmean: [0.4, 0.5, 0.6]\nstd: [0.2, 0.2, 0.2]\n")

@@ -11,6 +11,7 @@ import torch
 from command import TINY, one_line
 from composing import composed, untrained
 from images import picture, put, put_tar
+from PIL import Image
 
 import ssvit
 from ssvit.data.augment.options import CenterCrop
@@ -112,8 +113,8 @@ def test_row_groups_hold_the_patches_in_order(monkeypatch):
 
     monkeypatch.setattr(feature_table, "_ROWS", 12)
     features = torch.arange(5 * 2 * 3 * 4.0).view(5, 2, 3, 4)
-    content = feature_table.parquet({"path": [*"abcde"]}, features, encoder="e", size=(8, 9))
-    file = ParquetFile(io.BytesIO(content))
+    table = feature_table.FeatureTable([*"abcde"], [""] * 5, [""] * 5, features, "e")
+    file = ParquetFile(io.BytesIO(table.parquet((8, 9))))
     assert file.num_row_groups == 3
     table = file.read()
     assert table["path"].to_pylist() == [name for name in "abcde" for _ in range(6)]
@@ -229,3 +230,33 @@ def test_a_folder_with_other_files_is_not_deleted(tmp_path):
     with pytest.raises(UserError, match=r"f\.npz\.parts: "):
         embed(tmp_path / "f.npz", Numbers(["1"]))
     assert kept.read_text() == "precious"
+
+
+def test_windows_of_large_pictures_are_rows(tool, tmp_path, photos):
+    tool("embed", str(photos / "unsorted"), "window=[20,16]", "overlap=4", "precision=32", "output=f.npz")
+    file, path = np.load(tmp_path / "f.npz"), str(photos / "unsorted" / "10.png")
+    assert file["names"].tolist() == [path, path]
+    assert file["windows"].tolist() == [[0, 0, 16, 20], [8, 0, 24, 20]]  # of a picture of 24 x 20 pixels
+    encoder = ssvit.load(tmp_path / "outputs" / "masked_patch_shapes", precision="32")
+    for (left, top, right, bottom), row in zip(file["windows"], file["features"], strict=True):
+        part = torch.stack([load(path)[:, top:bottom, left:right]])
+        np.testing.assert_allclose(row, encoder.features(part)[0].numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_table_has_thumbnails_of_pictures_and_patches(tool, tmp_path, photos):
+    table = pytest.importorskip("pyarrow.parquet")
+    for pooling, sides, count in (("patch_mean", (10, 10), 1), ("patches", (4, 4), 16)):
+        options = (f"features.pooling={pooling}", "thumbnail=10", f"output={pooling}.parquet")
+        tool("embed", str(photos / "unsorted"), *options)
+        rows = table.read_table(tmp_path / f"{pooling}.parquet").to_pylist()
+        assert len(rows) == count
+        shown = CenterCrop(size=16).build()([load(rows[0]["path"])])[0]
+        for row in rows:
+            (jpeg,) = (value for value in row.values() if isinstance(value, bytes | dict))
+            content = jpeg["bytes"] if isinstance(jpeg, dict) else jpeg
+            with Image.open(io.BytesIO(content)) as picture_of_row:
+                assert (picture_of_row.format, picture_of_row.size) == ("JPEG", sides)
+                mean = np.asarray(picture_of_row).mean((0, 1))
+            area = shown[:, row["top"] : row["bottom"], row["left"] : row["right"]] if count > 1 else shown
+            np.testing.assert_allclose(mean, area.float().mean((1, 2)), atol=12)
+    tool("embed", str(photos / "unsorted"), "thumbnail=10", "output=f.npz", status=2)

@@ -402,12 +402,12 @@ def test_a_sheet_shows_neighbours_whose_files_are_gone_and_reduces_large_picture
     one = PictureSet.of_files({first: "ant"})
     records = gallery.query(opened(tmp_path / "store"), one, colours(), neighbours_options.Flat(), k=3)
     assert sorted(neighbour["image"] for neighbour in records[0]["neighbours"]) == sorted(others)
-    sheet = gallery.sheet(records, load, PLAIN)
+    sheet = gallery.sheet(records, load, PLAIN, CenterCrop(size=16).build())
     assert [picture.image.shape[1:] for picture in sheet.rows[0]] == [(238, 340), *[(1, 1)] * 3]
     assert sheet.png()
     for size, reduced in (((400, 1), (1, 340)), ((1, 400), (340, 1))):
         paint(Path(first), 0, size)
-        sheet = gallery.sheet(records, load, PLAIN)
+        sheet = gallery.sheet(records, load, PLAIN, CenterCrop(size=16).build())
         assert sheet.rows[0][0].image.shape[1:] == reduced
         assert sheet.png()
 
@@ -418,3 +418,42 @@ def test_classes_of_one_picture_each_have_no_metrics(tmp_path):
     store = opened(tmp_path / "store")
     records = gallery.query(store, pictures, colours(), neighbours_options.Flat(), k=1)
     assert not any("baseline" in line for line in gallery.report(records, store))
+
+
+def test_the_most_similar_patches_are_those_of_a_plain_loop(indexed, work, tool, monkeypatch):
+    folder = indexed[0]
+    tool("retrieve", "action=index", "store=patches", "precision=32", "features.pooling=patches", f"{folder}/album")
+    store = opened(work / "patches")
+    query, cell = f"{folder}/album/ant/4.png", (1, 2)
+    # The pictures are 16 pixels high; the crop removes the same number of columns left and right of the centre.
+    width = Image.open(query).width
+    x, y = (width - 16) // 2 + 4 * cell[1] + 1, 4 * cell[0] + 1
+    options = ("action=query", "store=patches", "standardize=false", "k=3", "output=n.json", "sheet=s.png")
+    tool("retrieve", *options, f"patch={x},{y}", query)
+    (record,) = json.loads((work / "n.json").read_text())
+    vector = store.features[store.row_of[query]][cell].numpy()
+    best = []
+    for name, patches in zip(store.names, store.features.numpy(), strict=True):
+        cosines = {place: float(unit(patches[place][None])[0] @ unit(vector[None])[0]) for place in np.ndindex(4, 4)}
+        if name != query:
+            best.append((max(cosines.values()), name, [*max(cosines, key=cosines.get)]))
+    found = [(row["similarity"], row["image"], row["patch"]) for row in record["neighbours"]]
+    for (cosine, *place), (expected, *expected_place) in zip(found, sorted(best, reverse=True)[:3], strict=True):
+        assert (cosine, place) == (pytest.approx(expected, abs=1e-5), expected_place)
+    assert record["patch"] == [*cell]
+    assert record["cosines"][cell[0]][cell[1]] == pytest.approx(1, abs=1e-5)
+    assert Image.open(work / "s.png").size > (100, 50)
+    assert "ssvit: patch=" in tool("retrieve", *options, f"patch={width},0", query, status=2).stderr
+    for wrong in (("store=store", f"patch={x},{y}"), ("store=patches", "index=hnsw", f"patch={x},{y}")):
+        tool("retrieve", "action=query", *wrong, query, status=2 if len(wrong) == 3 else 1)
+
+
+def test_parts_of_a_store_have_limited_bytes(work, monkeypatch):
+    extract = extraction(f"outputs={work}/outputs", "precision=32", "output=f.npz")
+    album(work / "more", first=50, count=7)
+    pictures = PictureSet.of_files(dict.fromkeys(map(str, (work / "more").rglob("*.png"))))
+    (whole,) = extract.describer()(pictures, range(7))
+    monkeypatch.setattr("ssvit.retrieval.pictures.PART_BYTES", 3 * whole[1][0].nbytes)
+    parts = [*extract.describer()(pictures, range(7))]
+    assert [rows for rows, _ in parts] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert torch.equal(torch.cat([features for _, features in parts]), whole[1])
