@@ -294,6 +294,8 @@ def report(records: Sequence[Mapping[str, Any]], store: Store) -> list[str]:
     if len(records) > _LINES:
         lines.append(f"… and {len(records) - _LINES} more queries; output=FILE writes all of them")
     counts, chances, correct = Counter(store.classes), [], []
+    if store.features.ndim == 4:  # similar patches occur in pictures of any class
+        return [*lines, "next: sheet=FILE writes a contact sheet"]
     for record in records:
         is_stored = record["image"] in store.row_of
         others = counts[record["class"]] - is_stored
@@ -352,6 +354,7 @@ def sheet(
             heat = outlined(heat, [divmod(cell, grid[1]) for cell in highest.tolist()], grid, _LONGER)
             rows[-1].append(Picture(heat, ("cosines within it", f"{low:.2f} to {high:.2f}")))
         for other in record["neighbours"]:
-            is_same = None if None in (record["class"], other["class"]) else record["class"] == other["class"]
+            unknown = "patch" in record or None in (record["class"], other["class"])
+            is_same = None if unknown else record["class"] == other["class"]
             rows[-1].append(contact_sheet.neighbour(small(other), other["relative_distance"], title(other), is_same))
     return contact_sheet.contact_sheet(rows, kind)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from images import picture, put
+from PIL import Image
 
 from ssvit.data.sources.base import Unreadable
 from ssvit.data.sources.decode import load
@@ -72,6 +73,13 @@ def test_a_window_of_a_source_is_a_slice_of_its_image(tmp_path, monkeypatch):
             expected = load(path)[:, box.top : box.top + 16, box.left : box.left + 16]
             assert torch.equal(windows.read(index), expected)
     assert opened == [1, 0, 1, 2]
+
+
+def test_a_large_image_is_measured_without_a_warning(tmp_path, monkeypatch, recwarn):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 300)
+    path = put(tmp_path / "large.png", picture(0, size=(20, 24)))  # Pillow warns from 300 and fails from 600 pixels
+    assert len(Windows(Files([str(path)]), (10, 8)).boxes) == 6
+    assert not [warning for warning in recwarn if "bomb" in str(warning.message)]
 
 
 def test_images_in_memory_have_windows():

@@ -443,6 +443,8 @@ def test_the_most_similar_patches_are_those_of_a_plain_loop(indexed, work, tool,
     assert record["patch"] == [*cell]
     assert record["cosines"][cell[0]][cell[1]] == pytest.approx(1, abs=1e-5)
     assert Image.open(work / "s.png").size > (100, 50)
+    (row,) = gallery.sheet([record], load, PLAIN, CenterCrop(size=16).build()).rows
+    assert {picture.color for picture in row[1:]} == {None}  # the class of a picture is not that of its patches
     assert "ssvit: patch=" in tool("retrieve", *options, f"patch={width},0", query, status=2).stderr
     for wrong in (("store=store", f"patch={x},{y}"), ("store=patches", "index=hnsw", f"patch={x},{y}")):
         tool("retrieve", "action=query", *wrong, query, status=2 if len(wrong) == 3 else 1)

@@ -142,8 +142,9 @@ def extrema(data: Bytes, name: str, background: str | None) -> np.ndarray:
 
 def upright_size(path: str) -> tuple[int, int] | None:
     """Return height and width of an image in its EXIF orientation from the header; None where this is not possible."""
-    with suppress(Exception), Image.open(path, formats=_FORMATS) as image:
-        if image.format != "TIFF":  # whether the size is swapped depends on Pillow's version
+    with suppress(Exception), open(path, "rb") as file:
+        image = header(file)
+        if image and image.format != "TIFF":  # whether the size is swapped depends on Pillow's version
             width, height = image.size
             return (width, height) if image.getexif().get(rasters.ORIENTATION, 1) > 4 else (height, width)
     return None
