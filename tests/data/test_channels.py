@@ -403,7 +403,7 @@ def test_sheets_of_similar_pictures_show_the_first_channels(bands, tmp_path, mon
     """The contact sheet shows the channels of the run, or of the data set that the query names."""
     facts = manifest.read_manifest(newest(bands))["encoder"]
     seen = []
-    monkeypatch.setattr(contact_sheet, "contact_sheet", lambda rows: seen.append(rows[0][0].image) or Gallery([]))
+    monkeypatch.setattr(contact_sheet, "contact_sheet", lambda rows, kind: seen.append(rows[0][0].image) or Gallery([]))
     file = str(next((bands / "set/a").glob("*.tif")))
     of_set = [f"data={bands}/set", f"data.normalization={bands}/bands.yaml", *options] if options else []
     common = [f"checkpoint={newest(bands)}", f"store={tmp_path}/store", "workers=1", *of_set]
