@@ -193,7 +193,7 @@ def test_from_the_command_line_a_second_stage_clusters_the_features_of_the_first
     run += ["target=codebook", "target.clusters=12", "target.images=40", "probes=[]"]
     assert "codebook: 12 clusters of 640 patches" in tool("pretrain", *run, "name=first").stdout
     stage = ["name=second", "target.checkpoint=outputs/first", "target.layer=1"]
-    done = tool("pretrain", *run, *stage, "recipe.steps=4")
+    done = tool("pretrain", *run, *stage, "recipe.steps=4", "figures=end")
     assert "codebook: 12 clusters of 640 patches" in done.stdout
     with Image.open(tmp_path / "outputs" / "second" / "mosaic.png") as image:
         assert min(image.size) > 200
