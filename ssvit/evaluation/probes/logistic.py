@@ -79,7 +79,8 @@ class Curvature(NamedTuple):
         for x in features.split(CHUNK):
             x = x - mean
             covariance.addmm_(x.T, x, alpha=1 / len(rows))
-        values, vectors = torch.linalg.eigh(covariance)
+        # In float32, the decomposition may fail to converge for fewer images than features.
+        values, vectors = (part.to(mean.dtype) for part in torch.linalg.eigh(covariance.double()))
         return cls(values.clamp_min(0), vectors, mean)
 
     def variables(self, layer: Tensor) -> Tensor:
