@@ -204,10 +204,10 @@ def plot_costs(rows: Mapping[str, Row]) -> "Plot":
     from ssvit.figures.plot import Line, Panel, Plot
 
     panels = []
-    titles = {**_columns(rows), "finetuned": "fine-tuned"}
+    by_objective, titles = _rows_by_objective(rows), {**_columns(rows), "finetuned": "fine-tuned"}
     for measure in [*titles][:1] + [*titles][-2:]:
         lines = []
-        for index, (name, of_objective) in enumerate(_rows_by_objective(rows).items()):
+        for index, (name, of_objective) in enumerate(by_objective.items()):
             scores = [row["finetuned"] for row in of_objective if measure in row] or _scores(of_objective, measure)
             if scores:
                 minutes, mean = total(of_objective[0]["stages"])["cpu_seconds"] / 60, 100 * statistics.fmean(scores)
@@ -219,7 +219,7 @@ def plot_costs(rows: Mapping[str, Row]) -> "Plot":
             panels.append(
                 Panel(f"{titles[measure]} (%)", lines, [], "CPU minutes of pre-training", log=True, close=True)
             )
-    height = 4 + 0.05 * len(_rows_by_objective(rows))  # the legend has four columns
+    height = 4 + 0.05 * len(by_objective)  # the legend has four columns
     return Plot(panels, (4.5 * len(panels), height), legend="below")
 
 
