@@ -19,6 +19,7 @@ from ssvit.loading.origins import origin
 from ssvit.models.encoder_options import ByChannel, Normalized
 from ssvit.models.timm_options import options_from, vit
 from ssvit.models.vit_options import CHANGEABLE, AdaptChannels, Resize, ViT
+from ssvit.objectives.distill_options import TeacherEncoder
 
 
 class Pretrained(Options):
@@ -173,7 +174,7 @@ class Reference(LoadEncoder):
             raise OptionError("path", self.path, expected)
 
 
-class LoadTeacher(Reference):
+class LoadTeacher(Reference, TeacherEncoder):
     """The frozen encoder of a checkpoint, whose features are predicted."""
 
     side: int | Sequence[int] | None = None

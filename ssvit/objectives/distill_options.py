@@ -1,10 +1,19 @@
 """Define the options of distillation without labels."""
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from ssvit.config.declaration import Count, Part
+from ssvit.config.declaration import Count, Options, Part
 from ssvit.errors import OptionError
 from ssvit.objectives.base_options import Objective
+
+
+class TeacherEncoder(Options):
+    """Define a frozen encoder whose features are predicted."""
+
+    @property
+    def sized(self) -> Options:
+        """Return the options of the encoder with an image size that suits the images."""
+        raise NotImplementedError
 
 
 class Distill(Objective):
@@ -23,7 +32,7 @@ class Distill(Objective):
     needs_patches: ClassVar[bool] = False
     needs_image_count: ClassVar[bool] = True
 
-    teacher: Part[Any]
+    teacher: Part[TeacherEncoder]
     """The teacher. Its image_size is that of the encoder, within the limits of foreign weights, or that of the run that
     trained it."""
     features: Literal["both", "pooled", "patches"] = "both"
@@ -41,7 +50,7 @@ class Distill(Objective):
     run. Each step is then as fast as without a teacher, but the view of the encoder differs from the teacher's."""
 
     @property
-    def reference(self) -> Any:
+    def reference(self) -> Options:
         """Return the options of the teacher as an encoder."""
         return self.teacher.sized
 

@@ -20,10 +20,9 @@ from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN, Checkpoint
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
-from ssvit.data.augment.options import CenterCrop
 from ssvit.data.sources import rasters
 from ssvit.data.sources.base import Data, Source, subset
-from ssvit.data.sources.base_options import DataSet
+from ssvit.data.sources.base_options import DataSet, View
 from ssvit.engine import atomic_io
 from ssvit.engine.clock import cpu_time
 from ssvit.engine.progress import progress
@@ -221,7 +220,7 @@ class FirstLook:
         self._measure(name, function, source, view, checkpoint)
 
     def _measure(
-        self, name: str, function: Extractor, source: DataSet, view: CenterCrop, checkpoint: Checkpoint | None = None
+        self, name: str, function: Extractor, source: DataSet, view: View, checkpoint: Checkpoint | None = None
     ) -> None:
         """Measure features by the probes, or show their neighbours if there are no labels, unless this has been done.
 

@@ -8,7 +8,7 @@ from annotated_types import Ge, Le, Len
 from pydantic import BeforeValidator, Field
 
 from ssvit.config.declaration import Count, Expect, Fraction, Limits, NotNegative, Pair, ShareLimits, Tree, Whole
-from ssvit.data.sources.base_options import Augmentation
+from ssvit.data.sources.base_options import Augmentation, View
 from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.errors import OptionError
 from ssvit.models.encoder_options import Normalized, grid
@@ -183,7 +183,7 @@ class ResizeCrop(RandomCrop):
             raise OptionError("resize", self.resize, f"must be a whole number, {least} or more")
 
 
-class CenterCrop(Crop):
+class CenterCrop(Crop, View):
     """The deterministic resize and centre crop of evaluation. An image that already has the size is unchanged."""
 
     resize: Count | None = None

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import IO, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import IO, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from annotated_types import Gt, Le, Len
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from ssvit.config.declaration import (
     FILLED,
@@ -26,6 +26,7 @@ from ssvit.data.sources.splits import AUTO, Splits
 from ssvit.errors import OptionError, RootOptionError
 from ssvit.models.encoder_options import Normalized
 
+_VIEW: Any = {"_part_": "view/center_crop"}
 PERMUTATION, BIJECTION = ORDERS = "permutation", "bijection"  # algorithms of an epoch's order
 # Short forms of options, as of `Command.expansions`: data=PATH, data.normalization=FILE and data.fit=NAME.
 SHORT_FORMS = dict.fromkeys(("data", "data.normalization", "data.fit"), "ssvit.data.arguments.expand")
@@ -48,7 +49,7 @@ class Images(Options):
     """Standard deviation of the channels, in [0, 1]: one number, or one for each; the default is ImageNet's."""
     augment: "Part[Augmentation | None]" = None
     """The augmentation of the training images."""
-    view: Part[Any] = Field(default={"_part_": "view/center_crop"})
+    view: "Part[View]" = _VIEW
     """The transform of evaluation images."""
 
 
@@ -63,6 +64,22 @@ class Augmentation(Options):
 
     size: Pair = FILLED
     """Pixels of an image's side, or [height, width]."""
+
+
+class View(Augmentation):
+    """The transform of evaluation images."""
+
+    fit: str = "cover"
+    """How images of other aspect ratios are shown."""
+
+    @property
+    def note(self) -> str:
+        """Return a line of output on how images of other aspect ratios are shown."""
+        raise NotImplementedError
+
+    def for_size(self, size: tuple[int, int]) -> Self:
+        """Return the options of a transform that shows the same part of an image at another size (height, width)."""
+        raise NotImplementedError
 
 
 class Sample(NamedTuple):

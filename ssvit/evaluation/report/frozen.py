@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.config.declaration import Options
-from ssvit.data.augment.options import CenterCrop
 from ssvit.data.fingerprints import fingerprints, read_fingerprints
 from ssvit.data.loader import Loading
 from ssvit.data.sources.base import IGNORED, Data, Source, masks, missing_labels, subset
+from ssvit.data.sources.base_options import View
 from ssvit.engine.processes import is_main_process
 from ssvit.engine.progress import progress
 from ssvit.engine.randomness import key
@@ -54,7 +54,7 @@ class Evaluated(NamedTuple):
     name: str
     prefix: str
     function: Extractor
-    view: CenterCrop
+    view: View
     source: Options
     data: Data
     run_folder: Path | None = None
