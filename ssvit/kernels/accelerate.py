@@ -51,8 +51,8 @@ class Attention(block.Attention):
 
     def mix(self, query: Tensor | None, packed: Tensor, output_ids: Ids, info: TokenInfo) -> Tensor:
         """Mix the values of the tokens; see `block.Attention.mix`."""
-        is_plain = info.rotation is None and self.relative is None and not (self.training and self.dropout > 0)
-        mixed = attention(query, packed, self.heads) if is_plain else None
+        is_plain = self.relative is None and not (self.training and self.dropout > 0)
+        mixed = attention(query, packed, self.heads, info.rotation, output_ids) if is_plain else None
         return super().mix(query, packed, output_ids, info) if mixed is None else mixed
 
 

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from ssvit.engine.private import ONEDNN_HAS_BFLOAT16, ONEDNN_LEADS_IN_FLOAT32, onednn_linear
 from ssvit.kernels import operators
+from ssvit.models.positions import angles_of
 
 _BY_TYPE = {torch.float32: ONEDNN_LEADS_IN_FLOAT32, torch.bfloat16: ONEDNN_HAS_BFLOAT16}
 TYPES = {dtype for dtype, is_used in _BY_TYPE.items() if is_used}  # types of linear layers that oneDNN computes
@@ -88,6 +89,20 @@ class _Attention(torch.autograd.Function):
         return (to_query[0] if to_query else None), to_packed, None
 
 
+class _Rotation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, angles: Tensor, rotated: int) -> Tensor:
+        ctx.save_for_backward(angles)
+        ctx.rotated = rotated
+        return operators.library().rotate(x.contiguous(), angles, rotated, False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (angles,) = ctx.saved_tensors
+        return operators.library().rotate(gradient.contiguous(), angles, ctx.rotated, True), None, None
+
+
 class _Branches(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -155,13 +170,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor, packed: Tensor | None = None
     return F.linear(x, weight, bias)
 
 
-def attention(query: Tensor | None, packed: Tensor, heads: int) -> Tensor | None:
+def attention(
+    query: Tensor | None, packed: Tensor, heads: int, rotation: Tensor | None = None, ids: Tensor | None = None
+) -> Tensor | None:
     """Compute attention on the outputs of projections.
 
     Args:
         query: Queries, (b, q, d); None: `packed` contains them.
         packed: Queries, keys and values of all tokens, (b, t, 3 * d), or with `query` keys and values, (b, t, 2 * d).
         heads: Number of heads.
+        rotation: Result of `ssvit.models.positions.Rotary`.
+        ids: Indices in the rotation of the queries' tokens, (b, q), with `query`.
 
     Returns:
         Outputs, (b, q, d), or None if the operators do not support the tensors.
@@ -169,6 +188,12 @@ def attention(query: Tensor | None, packed: Tensor, heads: int) -> Tensor | None
     width = packed.shape[-1] // (3 if query is None else 2)
     if packed.dtype != torch.bfloat16 or not operators.supports(packed, width // heads):
         return None
+    if rotation is not None:
+        if rotation.dtype != torch.float32:
+            return None
+        if query is not None and ids is not None:
+            query = _Rotation.apply(query, angles_of(rotation, ids)[:, :, 0].contiguous(), width)
+        packed = _Rotation.apply(packed, rotation[:, :, 0].contiguous(), packed.shape[-1] - width)
     return _Attention.apply(query, packed, heads)
 
 

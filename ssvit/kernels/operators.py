@@ -16,6 +16,9 @@ bfloat16, and parameters, their gradients and moments are float32. The operators
   `packed` contains queries, keys and values, (b, t, 3 * d); or with a query (b, q, d) keys and values, (b, t, 2 * d).
 - attention_backward(query, packed, gradient, norms): list of the gradients of `packed` and, if it is given, of query;
   norms is the second result of `attention`.
+- rotate(x, angles, rotated, back): x (b, t, i), whose first `rotated` channels are heads of width k, rotated as by
+  `ssvit.models.positions.rotate`; angles are cosines and sines, (2, b, t, k / 2) or (2, 1, t, k / 2) for all images.
+  back: the inverse rotation, which is also the gradient.
 - layer_norm(x, weight, bias, epsilon): outputs (r, d), and the mean and 1 / deviation of each row, (r, 2).
 - layer_norm_backward(x, gradient, weight, moments): gradients of x, weight and bias.
 - branches(x, weights, heads, epsilon, adds, learns): residual branches of a Transformer: layer norm, linear layer,

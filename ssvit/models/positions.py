@@ -282,6 +282,11 @@ class Rotary(nn.Module):
         return torch.stack([angles.cos(), angles.sin()])[:, :, None]
 
 
+def angles_of(rotation: Tensor, ids: Tensor | None) -> Tensor:
+    """Return the cosines and sines of the tokens with some indices, (b, t), of a result of `Rotary`; None: all."""
+    return rotation if ids is None else rotation.take_along_dim(ids[None, :, None, :, None], dim=3)
+
+
 def rotate(x: Tensor, rotation: Tensor, ids: Tensor | None = None) -> Tensor:
     """Rotate each pair of channels i and k / 2 + i.
 
@@ -293,9 +298,7 @@ def rotate(x: Tensor, rotation: Tensor, ids: Tensor | None = None) -> Tensor:
     Returns:
         Rotated queries or keys, (b, h, t, k).
     """
-    if ids is not None:
-        rotation = rotation.take_along_dim(ids[None, :, None, :, None], dim=3)
-    (cosine, sine), (first, second) = rotation, x.chunk(2, dim=-1)
+    (cosine, sine), (first, second) = angles_of(rotation, ids), x.chunk(2, dim=-1)
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x.dtype)
 
 

@@ -16,7 +16,7 @@ from ssvit.errors import UserError
 from ssvit.kernels import accelerate, fused, operators
 from ssvit.kernels.accelerate import LayerNorm, Linear
 from ssvit.models import vit_options
-from ssvit.models.block import Attention, Block, Layers
+from ssvit.models.block import Attention, Block, Layers, TokenInfo
 from ssvit.models.vit import ViT
 from ssvit.objectives import masked_patch_options
 from ssvit.objectives.masked_patch import MaskedPatch
@@ -24,7 +24,7 @@ from ssvit.objectives.targets_options import MeanColor
 
 needs_kernels = pytest.mark.usefixtures("kernels")
 NAMES = [
-    "linear", "linear_inputs", "linear_weights", "attention", "attention_backward", "layer_norm",
+    "linear", "linear_inputs", "linear_weights", "attention", "attention_backward", "rotate", "layer_norm",
     "layer_norm_backward", "branches", "branches_backward",
 ]  # fmt: skip
 PRODUCTS = [(1, 16, 16), (7, 48, 32), (95, 64, 112), (197, 192, 576), (1025, 80, 16), (2100, 16, 96)]
@@ -187,6 +187,32 @@ def test_attention_and_its_gradients(q, t, width, scale, kernels):
         to = to[0].chunk(3, -1) if given[0] is None else (to[1], *to[0].chunk(2, -1))
         for found, wanted in zip((out, *to), (right.detach(), *(part.grad for part in known)), strict=True):
             assert (found.double() - wanted).norm() <= 2 * HALF_STEP * wanted.norm() + 1e-5 * scale
+
+
+def turned(x: torch.Tensor, angles: torch.Tensor, rotated: int) -> torch.Tensor:
+    """The formula of a rotation, as a product of complex numbers: the first channels of each token are turned."""
+    half = angles.shape[-1]
+    numbers = torch.complex(*x[..., :rotated].unflatten(-1, (-1, 2, half)).unbind(-2))
+    numbers = numbers * torch.complex(*angles)[:, :, None]
+    return torch.cat([torch.stack([numbers.real, numbers.imag], -2).flatten(-3), x[..., rotated:]], -1)
+
+
+@needs_kernels
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize(("width", "rotated"), [(32, 32), (96, 64), (144, 96)])
+def test_a_rotation_and_its_gradient(images, width, rotated, kernels):
+    """The gradient of a rotation is the inverse rotation."""
+    x, back = random(3, 5, width), random(3, 5, width, seed=1)
+    angle = random(images, 5, 8, seed=2, scale=4.0, dtype=torch.float64)
+    angles = torch.stack([angle.cos(), angle.sin()])
+    known = x.double().requires_grad_()
+    right = turned(known, angles, rotated)
+    right.backward(back.double())
+    for found, wanted in [
+        (kernels.rotate(x, angles.float(), rotated, False), right.detach()),
+        (kernels.rotate(back, angles.float(), rotated, True), known.grad),
+    ]:
+        assert_rounded(found, wanted)
 
 
 @needs_kernels
@@ -645,17 +671,23 @@ def test_autocast_casts_a_linear_layer_and_gives_gradients_in_the_weights_own_ty
 @pytest.mark.parametrize("width", [8, 16])
 @pytest.mark.parametrize("output_ids", [None, torch.tensor([[4, 0], [1, 2]])])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attention_of_projected_tokens_is_its_formula(dtype, output_ids, width):
-    """Kernels support heads of 16 channels and not of 8."""
+@pytest.mark.parametrize("positions", ["none", "of all images", "of each image"])
+def test_attention_of_projected_tokens_is_its_formula(positions, dtype, output_ids, width):
+    """Kernels support heads of 16 channels and not of 8; queries and keys may be rotated by their positions."""
     d, x = 3 * width, random(2, 7, 3 * width, dtype=torch.float32).requires_grad_()
     attention = block(width=d, heads=3, mlp_width=1).attention
+    angle = random(2 if positions == "of each image" else 1, 7, width // 2, seed=3, scale=4.0, dtype=torch.float32)
+    angles = torch.stack([angle.cos(), angle.sin()])
+    info = TokenInfo() if positions == "none" else TokenInfo(rotation=angles[:, :, None])
     with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
-        out = attention(x, output_ids)
+        out = attention(x, output_ids, info)
     inputs = [x, *attention.parameters()]
     back = random(*out.shape, seed=2, dtype=dtype)
 
     known = [tensor.detach().double().requires_grad_() for tensor in inputs]
     query, key, value = torch.nn.functional.linear(known[0], *known[1:3]).chunk(3, -1)
+    if positions != "none":
+        query, key = (turned(part, angles.double(), d) for part in (query, key))
     if output_ids is not None:
         query = query[torch.arange(2)[:, None], output_ids]
     expected = torch.nn.functional.linear(attended(query, key, value, 3), *known[3:])

@@ -38,4 +38,7 @@ void attention_backward(const bf16 *query, int64_t query_stride, const bf16 *key
                         const bf16 *gradient, const float *norms, bf16 *to_query, bf16 *to_key, bf16 *to_value,
                         int64_t images, int64_t heads, int64_t q, int64_t t, int64_t width, pair *scratch, int threads);
 
+void rotate(const bf16 *x, const float *angles, int64_t angle_rows, float sign, bf16 *out, int64_t rows, int64_t width,
+            int64_t rotated, int64_t half, int threads);
+
 #endif

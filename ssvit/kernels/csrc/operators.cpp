@@ -138,6 +138,15 @@ static vector<Tensor> apply_attention_backward(const optional<Tensor> &query, co
     return to;
 }
 
+static Tensor apply_rotate(const Tensor &x, const Tensor &angles, int64_t rotated, bool back) {
+    int64_t b = x.size(0), t = x.size(1), width = x.size(2), images = angles.size(1), half = angles.size(3);
+    TORCH_CHECK((images == b || images == 1) && rotated <= width && rotated % (2 * half) == 0);
+    Tensor out = at::empty_like(x);
+    rotate(halves(x, {b, t, width}), floats(angles, {2, images, t, half}), images * t, back ? -1 : 1,
+           halves(out, {b, t, width}), b * t, width, rotated, half, at::get_num_threads());
+    return out;
+}
+
 static tuple<Tensor, Tensor> apply_layer_norm(const Tensor &x, const Tensor &weight, const Tensor &bias,
                                               double epsilon) {
     int64_t r = x.size(0), d = x.size(1);
@@ -279,6 +288,7 @@ REGISTER(TORCH_EXTENSION_NAME, library) {
     library.def("attention(Tensor? query, Tensor packed, int heads) -> (Tensor, Tensor)", apply_attention);
     library.def("attention_backward(Tensor? query, Tensor packed, Tensor gradient, Tensor norms) -> Tensor[]",
                 apply_attention_backward);
+    library.def("rotate(Tensor x, Tensor angles, int rotated, bool back) -> Tensor", apply_rotate);
     library.def("layer_norm(Tensor x, Tensor weight, Tensor bias, float epsilon) -> (Tensor, Tensor)",
                 apply_layer_norm);
     library.def("layer_norm_backward(Tensor x, Tensor gradient, Tensor weight, Tensor moments) -> "
