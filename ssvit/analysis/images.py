@@ -21,11 +21,13 @@ from ssvit.evaluation.duplicates import Grey, Thumbnails, duplicates
 from ssvit.figures.display import Display
 from ssvit.figures.pictures import Gallery, Picture
 from ssvit.figures.style import evenly_spaced
+from ssvit.models.encoder import scaled
 
 _HEADERS, _CHECKSUMS = 500, 20_000  # maximum numbers of files whose header is read, and of those that are compared
 _COLUMNS, _ROWS = 10, 4  # of the contact sheet
 _MODES = {"1": "black and white", "L": "grey", "LA": "grey", "P": "of a palette", "RGBA": "RGB"}  # names by Pillow's
-_UNIFORM = 0.01  # standard deviation of the values of an image that counts as uniform
+_RARE, _LISTED = 2, 20  # factor below the median number of images of a class, and number of such classes to list
+UNIFORM = 0.01  # standard deviation of the values of an image that counts as uniform
 
 
 class Sampled(NamedTuple):
@@ -64,9 +66,9 @@ def read(options: DataSet, source: Source) -> Sampled:
     return Sampled(readable, torch.cat([batch.images for batch in batches]), failures)
 
 
-def uniform(images: Tensor) -> int:
-    """Return the number of images (n, c, h, w) of one colour."""
-    return int((Thumbnails()(images)["thumbnails"].std(1) < _UNIFORM).sum())
+def spread(images: Tensor) -> Tensor:
+    """Return the standard deviation of the pixels of images (n, c, h, w), the largest of all channels, (n,)."""
+    return scaled(images).flatten(2).std(2, correction=0).amax(1)
 
 
 def describe(options: DataSet, data: Data, samples: Mapping[str, Sampled]) -> Iterator[str]:
@@ -129,17 +131,22 @@ def _headers(options: DataSet) -> Iterator[str]:
 
 
 def _classes(source: Source) -> Iterator[str]:
-    """Yield a sentence on the classes of training images and their balance."""
+    """Yield sentences on the classes of training images and their balance."""
     if source.labels is None:
         yield "classes: none (a subfolder for each class labels the images)"
         return
     labels, classes = source.labels, source.classes
     counts = labels.sum(0) if labels.ndim == 2 else torch.bincount(labels, minlength=len(classes))
-    least, most = int(counts.argmin()), int(counts.argmax())
+    order = counts.argsort(stable=True).tolist()
+    least, most = order[0], order[-1]
     yield (
         f"classes: {len(classes):,}, with {counts[least]:,} ({classes[least]}) to {counts[most]:,} ({classes[most]}) "
         "training images"
     )
+    if rare := [number for number in order if _RARE * counts[number] < counts.median()]:
+        listed = ", ".join(f"{classes[number]} ({counts[number]:,})" for number in rare[:_LISTED])
+        listed += ", ..." * (len(rare) > _LISTED)
+        yield f"rare classes: {len(rare):,} with less than half of the median number of training images: {listed}"
 
 
 def contact_sheet(options: DataSet, sample: Sampled) -> Gallery:

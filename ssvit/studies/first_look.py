@@ -7,7 +7,8 @@ import contextlib
 import json
 import shlex
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from jinja2 import Environment, PackageLoader
 
 from ssvit import advice
-from ssvit.analysis import images
+from ssvit.analysis import defects, images
 from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN, Checkpoint
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.config.command_line import CommandLine
@@ -23,12 +24,14 @@ from ssvit.config.composed import Config
 from ssvit.data.sources import rasters
 from ssvit.data.sources.base import Data, Source, subset
 from ssvit.data.sources.base_options import DataSet, View
+from ssvit.data.sources.datasets_options import Csv
 from ssvit.engine import atomic_io
 from ssvit.engine.clock import cpu_time
 from ssvit.engine.progress import progress
-from ssvit.errors import UserError, aligned, print_lines
+from ssvit.errors import UserError, aligned, one_line, print_lines
 from ssvit.evaluation.baselines import OWN as EVALUATED
 from ssvit.evaluation.baselines import PIXELS
+from ssvit.evaluation.evaluators.predictions import as_csv
 from ssvit.evaluation.features import Extractor, Frozen, Pixels, extract, timed
 from ssvit.evaluation.measured import keep
 from ssvit.evaluation.options import Features
@@ -60,6 +63,9 @@ _FEW = 16  # images that are checked for transparency
 _TRAINING = 0.8  # fraction of the remaining time for training; evaluation and the verdict take the rest
 _STEPS, _NEIGHBOURS = 20, 20  # minimum number of steps, and maximum number of neighbours of k-NN
 _MOST = 20_000  # training images of the pre-training, which checks the content of all its files
+_LISTED = 1000  # files in the page
+# Options of a table that kept.csv does not need: its columns and splits have the usual names.
+_OF_TABLE = {"table", "root", "path", "label", "split", "mask", "train", "validation", "test", "held_out", "seed"}
 _LONGER = 1.5  # the budget of the next command, relative to this one
 Compose = Callable[[str, Mapping[str, object]], Config]
 
@@ -119,13 +125,15 @@ class FirstLook:
             "images": self._images, "raw pixels": self._pixels, "existing weights": self._weights,
             "pre-training": self._pretraining, "verdict": self._verdict,
         }  # fmt: skip
+        if self.options.stages == "images":
+            stages = {"images": self._images, "files": self._files}
         for number, (name, stage) in enumerate(stages.items(), start=1):
             print_lines(f"{number}/{len(stages)} {name}: {minutes(self.remaining)} left")
             began = cpu_time()
             try:
                 stage()
             except UserError as error:
-                if getattr(error, "status", 1) > 128:  # stopped by a signal
+                if getattr(error, "status", 1) > 128 or self.options.stages == "images":  # 128: stopped by a signal
                     raise
                 print_lines(f"  not measured: {error}")
             finally:
@@ -143,7 +151,7 @@ class FirstLook:
             return False
         train = source.build().train
         sample = images.read(source, train.take(torch.arange(0, len(train), max(1, len(train) // _FEW)))).images
-        return 4 * images.uniform(sample) > len(sample)
+        return bool((images.spread(sample) < images.UNIFORM).float().mean() > 0.25)
 
     def _sampled(self, data: Data) -> list[Source]:
         """Return the training and the held-out images that are measured."""
@@ -157,6 +165,39 @@ class FirstLook:
             self.report["images"] = list(images.describe(self.source, self.data, samples))
             self._save(images=images.contact_sheet(self.source, samples["train"]))
         print_lines(*(f"  {line}" for line in self.report["images"]), f"  contact sheet: {self.folder / 'images.png'}")
+
+    def _files(self) -> None:
+        """Check all files, and write the page, found.csv with the defects, and kept.csv with the remaining images."""
+        every = defects.all_images(self.data)
+        found = defects.find(self.source, every, progress("check all files", " images"))
+        left_out = {defect.image for defect in found}
+        by_reason = {reason: [*of_reason] for reason, of_reason in groupby(found, lambda defect: defect.reason)}
+        table = [[*defects.COLUMNS], *([*defect.row] for defect in found)]
+        tables, following, remark = {"found.csv": table}, [self.line.command("try"), *self._typed], ""
+        try:
+            tables["kept.csv"] = defects.kept_table(self.source, [image for image in every if image not in left_out])
+            typed = self.line.retyped(rf"data\.({'|'.join(Csv.model_fields.keys() - _OF_TABLE)})($|\.)")
+            options = ["data=csv", f"data.table={self.folder / 'kept.csv'}", *typed]
+            following = [self.line.command("pretrain"), *map(shlex.quote, options)]
+        except UserError as error:
+            remark = f"; kept.csv is not written: {error}"
+        counts = "".join(f"; {reason}: {len(of_reason):,}" for reason, of_reason in by_reason.items())
+        verdict = f"{len(found):,} of {len(every):,} files are left out{counts}{remark}"
+        self.report |= {"verdict": verdict, "next": " ".join(following), "cost": ""}
+        by_reason.pop(defects.UNREADABLE, None)
+        sheets = {reason: defects.sheet(self.source, of_reason) for reason, of_reason in by_reason.items()}
+        self._save(**sheets)
+        written = {name: as_csv(rows[0], rows[1:]).encode() for name, rows in tables.items()}
+        atomic_io.write_files(self.folder, written | self._page([*sheets, "images"], table[: _LISTED + 1]))
+        print_lines(f"page: {self.folder / 'report.html'}")
+        advice.print_next(self.report["next"], verdict)
+
+    def _page(self, sheets: Sequence[str], table: Sequence[Sequence[str]]) -> dict[str, bytes]:
+        """Return the page of the results, with pictures by name and a table with its header first."""
+        template = Environment(loader=PackageLoader("ssvit.studies"), autoescape=True).get_template("try.html.j2")
+        rows = [[one_line(cell) for cell in row] for row in table]
+        page = template.render(self.report, path=self.options.path, table=rows, sheets=sheets)
+        return {"report.html": page.encode()}
 
     def _pixels(self) -> None:
         self._measure(PIXELS, Pixels(), self.source, self.source.view)
@@ -314,9 +355,7 @@ class FirstLook:
             command, cost = self._longer(), f"fine-tuning was not estimated: {error}"
         self.report |= {"verdict": verdict, "next": command, "cost": cost}
         sheets = ["images", *(row["sheet"] for row in rows.values() if "sheet" in row)]
-        template = Environment(loader=PackageLoader("ssvit.studies"), autoescape=True).get_template("try.html.j2")
-        page = template.render(self.report, path=self.options.path, table=table, sheets=sheets)
-        atomic_io.write_files(self.folder, {"report.html": page.encode()})
+        atomic_io.write_files(self.folder, self._page(sheets, table))
         print_lines(f"page: {self.folder / 'report.html'}", f"cost of the next command: {cost}")
         advice.print_next(command, verdict)
 

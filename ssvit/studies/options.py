@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -25,6 +25,9 @@ class Try(Inference):
     timm and torch."""
     download: bool = False
     """Whether to download timm's vit_small_patch14_dinov2.lvd142m (88 MB, Apache-2.0) and measure it too."""
+    stages: Literal["all", "images"] = "all"
+    """all: every stage. images: the first one alone, which then checks every file and writes kept.csv, a table for
+    data=csv without the unreadable, tiny, blank, blurred and duplicate files that it lists in report.html."""
     budget: Seconds = Field("10min", validate_default=True)
     """CPU time of all stages: seconds, or 90s, 10min, 1h."""
     train_images: Count = 1000

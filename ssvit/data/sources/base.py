@@ -421,10 +421,10 @@ def members(labels: Tensor) -> Iterator[Tensor]:
         yield from (labels == label for label in labels.unique())
 
 
-def class_text(label: Tensor, classes: Sequence[str]) -> str:
-    """Return the class name of a label, () int64, or the class names of a multi-label one, (k,) bool, joined by |."""
+def class_text(label: Tensor, classes: Sequence[str], separator: str = "|") -> str:
+    """Return the class name of a label, () int64, or the joined class names of a multi-label one, (k,) bool."""
     numbers = label.nonzero()[:, 0] if label.ndim else label[None]
-    return "|".join(classes[number] for number in numbers)
+    return separator.join(classes[number] for number in numbers)
 
 
 def checked_labels(labels: Labels, count: int, classes: Sequence[str]) -> Tensor | None:
