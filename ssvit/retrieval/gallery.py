@@ -40,8 +40,11 @@ _WITHIN = 6  # most similar patches of the picture of a query that have frames, 
 _LONGER = 340  # longer side of a picture on a contact sheet, in pixels
 
 
-def fill(store: Store, sets: Collection[PictureSet], describe: Describer) -> int:
+def fill(store: Store, sets: Collection[PictureSet], describe: Describer) -> tuple[int, int]:
     """Add the pictures that a store lacks, and replace those whose content has changed.
+
+    Other entries of a file that was added or replaced are removed if they were made from other content, such as windows
+    of a picture that had another size.
 
     Args:
         store: The store.
@@ -49,12 +52,12 @@ def fill(store: Store, sets: Collection[PictureSet], describe: Describer) -> int
         describe: Computes their features.
 
     Returns:
-        The number of replaced pictures.
+        The numbers of replaced pictures and of removed entries.
 
     Raises:
         UserError: The store has none of the pictures afterwards.
     """
-    requested = replaced = 0
+    requested = replaced = removed = 0
     for pictures in sets:
         requested += len(pictures.names)
         stored = {name: store.contents[row] for name, row in store.row_of.items()}
@@ -65,9 +68,16 @@ def fill(store: Store, sets: Collection[PictureSet], describe: Describer) -> int
             classes = [pictures.classes[row] for row in rows]
             replaced += len(stored.keys() & names)
             store.add(names, classes, features, contents=checksums)
+        content_of = {parsed_name(name)[0]: content for name, content in zip(pictures.names, contents, strict=True)}
+        entries = [(name, parsed_name(name)[0], store.contents[row]) for name, row in store.row_of.items()]
+        current = {file for _, file, content in entries if content_of.get(file) == content}
+        outdated = [name for name, file, content in entries if file in current and content_of[file] != content]
+        if outdated:
+            store.add([], [], store.features[:0], removed=outdated)
+        removed += len(outdated)
     if all(store.row_of.keys().isdisjoint(pictures.names) for pictures in sets):
         raise UserError(f"none of the {requested} pictures can be read")
-    return replaced
+    return replaced, removed
 
 
 def index(folder: str, pictures: PictureSet, describe: Describer, checkpoint: Path | None = None) -> list[str]:
@@ -86,10 +96,11 @@ def index(folder: str, pictures: PictureSet, describe: Describer, checkpoint: Pa
     with writing(Path(folder)):
         store = Store.open(folder, describe.extractor.identity, checkpoint=checkpoint, create=True)
         before = len(store)
-        replaced = fill(store, [pictures], describe)
-    added = len(store) - before
+        replaced, removed = fill(store, [pictures], describe)
+    added = len(store) - before + removed
     present = len(pictures.names) - added - replaced - describe.unreadable
     updated = f"{replaced} have changed and were updated, " if replaced else ""
+    updated += f"{removed} entries of changed pictures were removed, " if removed else ""
     return [
         f"{folder}: {added} pictures added, {updated}{present} were present, {describe.unreadable} could not be read",
         f"the store has {len(store)} pictures of {len({*store.classes} - {None})} classes",

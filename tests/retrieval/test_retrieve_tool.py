@@ -124,6 +124,31 @@ def test_an_updated_store_has_features_of_the_current_files_and_none_of_removed_
     assert opened(work / "own_store").names == [str(pictures / "ant" / "0.png")]
 
 
+def test_a_changed_picture_keeps_no_window_of_its_earlier_content(work, tool):
+    paint(work / "own" / "a.png", 0, (40, 24))
+    paint(work / "own" / "b.png", 1, (40, 24))
+    index = ("retrieve", "action=index", "store=windows", "own", "precision=32")
+
+    def entries(name):
+        return {stored.partition("#xywh=")[2] for stored in opened(work / "windows").names if name in stored}
+
+    tool(*index, "window=[24,16]")
+    tool(*index)  # also the complete pictures
+    both = {"", "0,0,16,24", "12,0,16,24", "24,0,16,24"}
+    assert entries("a.png") == entries("b.png") == both
+    (work / "own" / "a.png").write_bytes(b"no image")
+    tool(*index, "window=[24,16]")
+    assert entries("a.png") == both  # of a file that cannot be read, the earlier features remain
+    paint(work / "own" / "a.png", 2, (28, 24))
+    tool(*index, "window=[24,16]")
+    assert entries("a.png") == {"0,0,16,24", "12,0,16,24"}
+    assert entries("b.png") == both
+    paint(work / "own" / "a.png", 3, (20, 24))
+    tool(*index)
+    assert entries("a.png") == {""}
+    assert len(opened(work / "windows")) == 5
+
+
 def test_a_store_has_features_of_one_precision(work, tool):
     """That of the store is the default; another one is an error and changes nothing."""
     before = {part.name: part.read_bytes() for part in (work / "store").glob(PART_FILES)}
