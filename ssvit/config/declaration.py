@@ -297,7 +297,8 @@ def _option_error(options: type[Options], error: ValidationError, values: Mappin
             name = ".".join([*map(str, details["loc"][: 1 + of_several]), *([cause.name] if cause.name else [])])
             value = values.get(name, cause.value) if cause.name else cause.value
             is_item = isinstance(value, list | tuple) and not isinstance(cause.value, list | tuple)
-            return OptionError(name, cause.value if is_item else value, cause.expectation)
+            is_parsed = isinstance(value, str) and isinstance(cause.value, list)  # a list that was typed as x,y
+            return OptionError(name, cause.value if is_item or is_parsed else value, cause.expectation)
     name = str(errors[0]["loc"][0])
     annotation, metadata = options.model_fields[name].annotation, options.model_fields[name].metadata
     if errors[0]["type"] == "missing" and len(errors[0]["loc"]) == 1:

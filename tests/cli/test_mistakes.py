@@ -74,6 +74,7 @@ MISTAKES = (
     "pretrain --data empty -> --data: must be written without dashes, as data=empty",
     "pretrain --recipe.batch-size 8 -> --recipe.batch-size: must be written without dashes, as recipe.batch_size=8",
     "predict --checkpoint empty a.png -> --checkpoint: must be written without dashes, as checkpoint=empty",
+    "retrieve action=index store=x patch=3,4 -> patch=[3,4]: requires",
     "pack -> output: ",
     "pack output=x -> data=null",
     "pack data=shapes output=x/y",
