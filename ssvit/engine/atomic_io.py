@@ -9,7 +9,7 @@ import shutil
 import socket
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 from weakref import WeakSet
@@ -150,6 +150,18 @@ def locked(path: Path, refusal: Callable[[str], Exception]) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder during the block; other processes wait for it, where the file system has such locks."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
 
 
 def remove(path: Path) -> None:

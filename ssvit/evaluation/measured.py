@@ -50,15 +50,16 @@ def keep(
          "path": paths.get(encoder, "")}
         for encoder, by_method in measured.items() for method, (value, balanced) in by_method.items()
     ]  # fmt: skip
-    rows = {(row["encoder"], row["method"], row["path"]): row for row in [*_read(path)[0], *added]}
-    results = sorted(rows.values(), key=lambda row: -row["accuracy"])
     several, chance = is_multi_label(images.labels), chance_of(images.labels)
     measure = "mAP" if several else "accuracy"
     values = {"images": f"{len(fingerprints)} {part} images", "measure": measure, "chance": chance}
-    head, *lines = map(json.dumps, (values, *results))
     end = f'], "fingerprints": "{" ".join(fingerprints)}"}}\n'
-    text = "\n".join([f'{head[:-1]}, "results": [', ",\n".join(lines), end])
-    atomic_io.write_files(path.parent, {path.name: text.encode()})
+    with atomic_io.exclusive(path.parent):
+        rows = {(row["encoder"], row["method"], row["path"]): row for row in [*_read(path)[0], *added]}
+        results = sorted(rows.values(), key=lambda row: -row["accuracy"])
+        head, *lines = map(json.dumps, (values, *results))
+        text = "\n".join([f'{head[:-1]}, "results": [', ",\n".join(lines), end])
+        atomic_io.write_files(path.parent, {path.name: text.encode()})
     best = {row["encoder"]: row for row in reversed(results)}.values()
     first, *others = sorted(best, key=lambda row: -row["accuracy"])
     compared = ""

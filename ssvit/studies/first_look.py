@@ -27,7 +27,7 @@ from ssvit.data.sources.base_options import DataSet, View
 from ssvit.data.sources.datasets_options import Csv
 from ssvit.engine import atomic_io
 from ssvit.engine.clock import cpu_time
-from ssvit.engine.progress import progress
+from ssvit.engine.progress import QUIET, progress
 from ssvit.errors import UserError, aligned, one_line, print_lines
 from ssvit.evaluation.baselines import OWN as EVALUATED
 from ssvit.evaluation.baselines import PIXELS
@@ -71,8 +71,10 @@ Compose = Callable[[str, Mapping[str, object]], Config]
 
 
 def minutes(seconds: float) -> str:
-    """Return a duration as text, in minutes."""
-    return f"{seconds / 60:.1f} CPU minutes" if seconds < 600 else f"{seconds / 60:.0f} CPU minutes"
+    """Return a duration as text, in seconds or minutes."""
+    if seconds < 60:
+        return f"{seconds:.0f} CPU seconds"
+    return f"{seconds / 60:.{int(seconds < 600)}f} CPU minutes"
 
 
 class FirstLook:
@@ -226,7 +228,8 @@ class FirstLook:
             self._save()
         name = f"{OWN} ({training['steps']} steps)"
         if name not in self.report["encoders"]:
-            changes = {**schedule(training["steps"]), "evaluate_every": training["steps"]}
+            logged = max(1, steps_within(QUIET, step=training["step"]))
+            changes = {**schedule(training["steps"]), "evaluate_every": training["steps"], "log_every": logged}
             typed = {f"recipe.{name}": value for name, value in changes.items()}
             if len(self.data.train) > _MOST:
                 typed["subset.images"] = _MOST

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from images import picture, put
 
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
+from ssvit.engine import atomic_io
 from ssvit.evaluation import measured
 from ssvit.evaluation.measured import FOLDER
 
@@ -82,6 +85,19 @@ def test_a_result_replaces_the_former_one_of_its_checkpoint(tmp_path, images):
     kept = [(row["method"], row["path"], row["accuracy"]) for row in content["results"]]
     assert kept == [("ridge", "b", 0.6), ("knn", "", 0.5), ("ridge", "", 0.4)]
     assert len(content["fingerprints"].split()) == 20
+
+
+def test_commands_at_the_same_time_lose_no_result(tmp_path, images, monkeypatch):
+    write = atomic_io.write_files
+
+    def slow(*arguments):
+        time.sleep(0.05)
+        return write(*arguments)
+
+    monkeypatch.setattr(atomic_io, "write_files", slow)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda name: keep(tmp_path, images, "test", result(name, 0.5)), ("one", "two", "three")))
+    assert {row["encoder"] for row in stored(tmp_path)["results"]} == {"one", "two", "three"}
 
 
 def test_a_difference_is_significant_if_it_exceeds_its_error(tmp_path):
