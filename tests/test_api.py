@@ -1,8 +1,11 @@
 """ssvit from Python: the commands as functions with the same results and errors, and models that take any pictures."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,12 +106,27 @@ def test_a_wrong_option_is_the_command_s_line(options, line, tmp_path):
 def test_a_command_sets_the_allocator_of_its_process_and_a_function_does_not(outputs, monkeypatch):
     calls = []
     monkeypatch.setattr(command, "keep_memory", lambda: calls.append("set"))
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     short = {"steps": 1, "warmup": 0, "probes": [], "figures": "none"}
     ssvit.pretrain(**OPTIONS | short, outputs=outputs, name="allocated", verbose=False)
     assert calls == []
     with pytest.raises(SystemExit):
         find_command("pretrain").main(["objective=none"])
     assert calls == ["set"]
+
+
+def test_ctrl_c_within_a_callback_stops_the_command(monkeypatch):
+    def run(config):
+        reference = weakref.ref(part := torch.zeros(1), lambda of: signal.raise_signal(signal.SIGINT))
+        del part
+        assert reference() is None
+        time.sleep(LIMIT / 10)
+
+    monkeypatch.setattr(command, "keep_memory", lambda: None)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    with pytest.raises(SystemExit) as ended:
+        replace(find_command("pretrain"), run=run).main([])
+    assert ended.value.code == 130
 
 
 def test_nothing_of_the_process_is_changed_and_within_a_hydra_application_each_keeps_its_own(tmp_path):

@@ -7,7 +7,9 @@ import io
 import os
 import pkgutil
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -67,6 +69,7 @@ class Command:
         # Threads that sleep immediately are woken late; spinning for about 25 microseconds first costs little.
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
         keep_memory()
+        sys.unraisablehook = _repeat_interrupt
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # for characters outside the terminal's encoding
@@ -205,6 +208,15 @@ def exit_on_failure() -> Iterator[None]:
         exit_with(str(failure), failure.status)
     except KeyboardInterrupt:
         exit_with("stopped by Ctrl-C", 130)
+
+
+def _repeat_interrupt(ignored: "sys.UnraisableHookArgs") -> None:
+    """Repeat a Ctrl-C that arrived in a callback, for instance of a weak reference, where Python ignores exceptions."""
+    if issubclass(ignored.exc_type, KeyboardInterrupt):
+        main = threading.main_thread().ident
+        threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)).start()  # after the callback
+    else:
+        sys.__unraisablehook__(ignored)
 
 
 def exit_with(line: str, status: int) -> NoReturn:

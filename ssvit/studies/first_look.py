@@ -28,7 +28,7 @@ from ssvit.data.sources.datasets_options import Csv
 from ssvit.engine import atomic_io
 from ssvit.engine.clock import cpu_time
 from ssvit.engine.progress import QUIET, progress
-from ssvit.errors import UserError, aligned, one_line, print_lines
+from ssvit.errors import OptionError, UserError, aligned, one_line, print_lines
 from ssvit.evaluation.baselines import OWN as EVALUATED
 from ssvit.evaluation.baselines import PIXELS
 from ssvit.evaluation.evaluators.predictions import as_csv
@@ -210,7 +210,8 @@ class FirstLook:
             try:
                 self._encoder(path)
             except UserError as error:
-                print_lines(f"  {path}: not measured: {error}")
+                reason = error.expectation if isinstance(error, OptionError) else error
+                print_lines(f"  {path}: not measured: {reason}")
         if not self.options.download and not any(row["is_foreign"] for row in self.report["encoders"].values()):
             print_lines(f"  no weights were measured; to download {DOWNLOAD}: {self._longer('download=true')}")
 
