@@ -68,6 +68,7 @@ def progress(description: str, unit: str) -> Callable[[int, int], None]:
     def refresh() -> bool:
         if (current := shown()) is None or current.disable:
             return False
+        current.delay = 0  # a bar that was shown before ends with a line
         current.refresh()
         return True
 

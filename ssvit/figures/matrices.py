@@ -42,7 +42,8 @@ class Confusion(Figure):
         names = [fitted(name, size, 1.3 * DPI) for name in self.classes] if k <= _NAMED else []
         side = min(_SIDE, _CELL * len(shares))
         margin = 0.6 + max((width_of(name, size) for name in names), default=0) / DPI
-        figure, (axis,) = style.panels(1, side + margin + 1.1, side + margin + 0.4)
+        title = style.wrapped(self.title, int(side * DPI / width_of("n", 10)))
+        figure, (axis,) = style.panels(1, side + margin + 1.1, side + margin + 0.2 * title.count("\n") + 0.2)
         colors = LinearSegmentedColormap.from_list("shares", ["#ffffff", COLORS["model"], "#08263d"])
         edge = k - 0.5
         picture = axis.imshow(
@@ -62,8 +63,7 @@ class Confusion(Figure):
                 color = INK if share < 0.4 else "white"
                 axis.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=8, color=color)
         axis.set(xlabel="predicted class", ylabel="true class")
-        title = "\n".join(fitted(line, 11, side * DPI) for line in self.title.split("\n"))
-        axis.set_title(title, loc="left", fontsize=11, color=INK)
+        axis.set_title(title, loc="left", fontsize=10, color=INK)
         percent = PercentFormatter(1, decimals=0, symbol=" %")
         bar = figure.colorbar(picture, ax=axis, shrink=0.85, format=percent)
         bar.set_label("share of the images of a true class (row)")

@@ -1,5 +1,7 @@
 """The output of a long computation that reports nothing itself."""
 
+import io
+import sys
 import threading
 
 from command import LIMIT
@@ -34,3 +36,20 @@ def test_the_thread_of_a_bar_ends_with_the_bar(monkeypatch):
     del show  # after an error, nothing refers to it
     thread.join(LIMIT)
     assert not thread.is_alive()
+
+
+def test_a_bar_that_was_shown_ends_with_a_line(monkeypatch):
+    shown = threading.Event()
+
+    class Output(io.StringIO):
+        def write(self, text):
+            if "fits" in text:
+                shown.set()
+            return super().write(text)
+
+    monkeypatch.setattr(progress, "QUIET", 0.01)
+    monkeypatch.setattr(sys, "stdout", output := Output())
+    show = progress.progress("fits", " sets")
+    assert shown.wait(LIMIT)
+    show(2, 2)
+    assert output.getvalue().endswith("\n")

@@ -112,7 +112,7 @@ def confusion(split: Split, predictions: Tensor, by: str) -> Confusion:
 
 
 def neighbours(split: Split, name: str) -> Gallery:
-    """Return test images, evenly spaced over the classes if there are labels, and their nearest training images."""
+    """Return test images, evenly spaced over several classes if there are labels, and their nearest training images."""
     train, test, several = split.train, split.test, split.is_multi_label
     rows = torch.tensor(evenly_spaced(len(test), QUERIES))
     if test.labels is not None and not several:
@@ -124,7 +124,7 @@ def neighbours(split: Split, name: str) -> Gallery:
     for index, image in enumerate(split.pictures(test, rows)):
         places = nearest.indices[index]
         shown = list(zip(split.pictures(train, places), distances[index], strict=True))
-        if test.labels is None:
+        if test.labels is None or len(split.classes) < 2:
             row = [query(image, Path(test.picture(int(rows[index]))).name)]
             sheet.append(row + [neighbour(picture, distance) for picture, distance in shown])
             continue
