@@ -4,6 +4,7 @@ Each stage writes its results to report.json, and the same command continues aft
 """
 
 import contextlib
+import io
 import json
 import shlex
 import shutil
@@ -52,8 +53,6 @@ from ssvit.loading.options import usual_size
 from ssvit.loading.origins import origin
 from ssvit.studies.options import DOWNLOAD, Try
 from ssvit.training.budget import schedule, steps_within
-from ssvit.training.estimate import Estimate
-from ssvit.training.options import Training
 from ssvit.training.session import Session
 
 OWN = "your pre-training"
@@ -218,8 +217,8 @@ class FirstLook:
     def _pretraining(self) -> None:
         training = self.report.setdefault("training", {})
         if "step" not in training:
-            estimate = self._estimated(self.session, self.run_options)
-            training |= {"step": estimate.step, "all_steps": estimate.training + estimate.evaluations}
+            estimate = self.session.estimate(self.run_options)
+            training |= {"step": estimate.step, "all_steps": estimate.total}
         if "steps" not in training:
             affordable = steps_within(_TRAINING * self.remaining, step=training["step"])
             steps = min(affordable, self.run_options.recipe.steps)
@@ -328,8 +327,9 @@ class FirstLook:
 
     def _longer(self, *options: str) -> str:
         """Return this command with further options and a larger budget."""
-        longer = f"budget={_LONGER * self.options.budget / 60:g}min"
-        return " ".join([self.line.command("try"), *self._typed, *map(shlex.quote, options), longer])
+        seconds = _LONGER * self.options.budget
+        budget = f"budget={seconds:.0f}s" if seconds < 60 else f"budget={seconds / 60:g}min"
+        return " ".join([self.line.command("try"), *self._typed, *map(shlex.quote, options), budget])
 
     def _verdict(self) -> None:
         rows = self.report["encoders"]
@@ -363,11 +363,6 @@ class FirstLook:
         print_lines(f"page: {self.folder / 'report.html'}", f"cost of the next command: {cost}")
         advice.print_next(command, verdict)
 
-    @staticmethod
-    def _estimated(session: Session | None, options: Training) -> Estimate:
-        """Return the time of a run; None: a session of fine-tuning."""
-        return (session or Session(options, Path(options.outputs), stage=FINETUNE)).estimate(options)
-
     def _next(self, best: str, has_weights: bool) -> tuple[str, str]:
         """Return the next command and its cost.
 
@@ -384,11 +379,13 @@ class FirstLook:
         if row["is_foreign"] and self.labelled:
             changes = {"checkpoint": row["path"]}
             config = self.compose("finetune", changes)
-            estimate = self._estimated(None, config.options)
-            cost = minutes(estimate.training + estimate.evaluations)
+            with contextlib.redirect_stdout(io.StringIO()):  # the sentences on the images have been printed
+                session = Session(config.options, self.folder, stage=FINETUNE)
+            cost = minutes(session.estimate(config.options).total)
             command = [self.line.command("finetune"), *map(shlex.quote, self.line.written(changes))]
         elif row["is_foreign"]:
-            cost = minutes(row["cost"] * len(self.data.train))
+            parts = self.data.train, self.data.validation, self.data.test
+            cost = minutes(row["cost"] * sum(len(part) for part in parts if part))
             changes = {"checkpoint": row["path"], "image_size": row["image_size"], "output": "features.npz"}
             command = [self.line.command("embed"), *map(shlex.quote, self.line.written(changes))]
         else:
