@@ -52,7 +52,7 @@ def data_set(path: str | None, line: CommandLine) -> dict[str, object]:
         line: The command line, whose choices of the group data are known.
 
     Raises:
-        Failure: The path does not exist.
+        Failure: The path does not exist, or is another file.
     """
     if path is None:
         return {"data": None}
@@ -63,6 +63,8 @@ def data_set(path: str | None, line: CommandLine) -> dict[str, object]:
         return {"data": "shards" if shard_folder.holds_shards(path) else "folder", "data.root": path}
     if path.lower().endswith((".csv", ".tsv")) and os.path.isfile(path):
         return {"data": "csv", "data.table": path}
+    if os.path.isfile(path):
+        raise Failure(f"data={text_of(path)}: must be a folder of images, or a table of them (.csv, .tsv)", 2)
     if "/" in path:
         raise Failure(f"data={text_of(path)}: no such file or folder", 2)
     return {"data": path}

@@ -219,13 +219,13 @@ class FirstLook:
         if "step" not in training:
             estimate = self.session.estimate(self.run_options)
             training |= {"step": estimate.step, "all_steps": estimate.total}
-        if "steps" not in training:
-            affordable = steps_within(_TRAINING * self.remaining, step=training["step"])
-            steps = min(affordable, self.run_options.recipe.steps)
-            if steps < _STEPS:
-                raise UserError(f"the remaining time suffices for {steps} steps; set budget=…")
-            training["steps"] = steps
+        affordable = min(steps_within(_TRAINING * self.remaining, step=training["step"]), self.run_options.recipe.steps)
+        if affordable >= max(_STEPS, _LONGER * training.get("steps", 0)):  # longer than with a former budget
+            shutil.rmtree(self.folder / _RUN, ignore_errors=True)
+            training["steps"] = affordable
             self._save()
+        if "steps" not in training:
+            raise UserError(f"the remaining time suffices for {affordable} steps; set budget=…")
         name = f"{OWN} ({training['steps']} steps)"
         if name not in self.report["encoders"]:
             logged = max(1, steps_within(QUIET, step=training["step"]))

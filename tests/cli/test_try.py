@@ -120,6 +120,15 @@ def test_an_interrupted_command_continues(tried, tmp_path, monkeypatch):
     assert error_of(tried, folder, budget=LONG).status == 130  # other images are measured anew
 
 
+def test_a_much_larger_budget_trains_again_for_longer(tried, tmp_path):
+    folder = pictures(tmp_path / "photos", "red", "green")
+    for budget in (LONG, 3 * LONG):
+        report = tried(folder, budget=budget).metrics
+        steps = report["training"]["steps"]
+        assert (steps > 2) == (budget > LONG)
+        assert [*report["encoders"]] == list(dict.fromkeys([PIXELS, OWN, f"{first_look.OWN} ({steps} steps)"]))
+
+
 def test_what_cannot_be_measured_is_one_line(tried, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -128,6 +137,7 @@ def test_what_cannot_be_measured_is_one_line(tried, tmp_path):
     error_of(tried, tmp_path / "one")
     error_of(tried, pictures(tmp_path / "photos", "red"), outputs=tmp_path / "photos" / "red" / "0.png")
     error_of(ssvit.try_images, tmp_path / "missing")
+    error_of(ssvit.try_images, tmp_path / "one" / "red" / "0.png")
 
 
 def test_a_stage_that_fails_does_not_stop_the_others(tried, tmp_path, capsys):
