@@ -24,8 +24,6 @@ from ssvit.loading.finding import runs_on
 from ssvit.loading.pretrained import add_placeholders, select_checkpoint
 from ssvit.values import text_of
 
-_HEAD = 12  # number of characters of a heading of the table
-
 
 def run(config: Config) -> Path | None:
     """Print the features' results with their baselines, and write a report to a folder or the numbers to a file.
@@ -97,7 +95,7 @@ def run(config: Config) -> Path | None:
     print_lines(f"{metadata['checkpoint']}: {first}", *more)
     if len(scores) == 1:
         print_lines(*aligned(page.scores_table(scores[0], feature_sets)), page.choice(scores[0], feature_sets))
-    lines = aligned(table, letters=_HEAD) if options.report else []
+    lines = aligned(table, letters=comparison.HEAD) if options.report else []
     print_lines(*(conclusion[:1] if start else ()), *lines, *(conclusion[1:] if start else conclusion))
     if options.report:
         by_name = {spec.name: spec for spec in specs}  # the commands do not apply to features of patches

@@ -60,8 +60,10 @@ def keep(
         head, *lines = map(json.dumps, (values, *results))
         text = "\n".join([f'{head[:-1]}, "results": [', ",\n".join(lines), end])
         atomic_io.write_files(path.parent, {path.name: text.encode()})
-    best = {row["encoder"]: row for row in reversed(results)}.values()
-    first, *others = sorted(best, key=lambda row: -row["accuracy"])
+    best: dict[str, dict[str, Any]] = {}
+    for row in results:
+        best.setdefault(row["encoder"], row)
+    first, *others = best.values()
     compared = ""
     if others:
         both = first["accuracy"], others[0]["accuracy"]

@@ -39,7 +39,7 @@ from ssvit.evaluation.options import Features
 from ssvit.evaluation.probes.base import check_labels
 from ssvit.evaluation.probes.options import Knn, Ridge
 from ssvit.evaluation.report.against import fitted
-from ssvit.evaluation.report.comparison import accuracy_table, percent
+from ssvit.evaluation.report.comparison import HEAD, accuracy_table, percent
 from ssvit.evaluation.report.figures import neighbours
 from ssvit.evaluation.report.scores import Split, score
 from ssvit.evaluation.titles import title as title_of
@@ -337,15 +337,14 @@ class FirstLook:
             raise UserError("nothing was measured")
         weights = [name for name, row in rows.items() if row["is_foreign"]]
         if self.labelled:
-            title = next(iter(next(iter(rows.values()))["probes"]))
-            ranked = sorted(rows.items(), key=lambda row: -row[1]["probes"][title]["value"])
+            ranked = sorted(rows.items(), key=lambda row: sorted(-one["value"] for one in row[1]["probes"].values()))
             best = ranked[0][0]
             kept = {
                 name: {title_of(of.split()[0]): (one["value"], one["balanced"]) for of, one in row["probes"].items()}
                 for name, row in ranked
             }
             table = accuracy_table(kept, f"{rows[best]['images']} {self.part} images")
-            print_lines(*(f"  {line}" for line in aligned(table)))
+            print_lines(*(f"  {line}" for line in aligned(table, letters=HEAD)))
             paths = {name: row["path"] or "" for name, row in ranked}
             (train, test), outputs = self._sampled(self.data), self.options.outputs
             verdict = keep(outputs, test, self.part, kept, train_images=len(train), paths=paths)

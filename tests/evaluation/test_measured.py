@@ -78,6 +78,11 @@ def test_another_set_is_another_file_and_states_its_overlap(tmp_path, images, nu
     assert after[0].startswith(f"{shared} of these: former" if shared else "")
 
 
+def test_of_equal_results_the_first_one_is_the_best(tmp_path, images):
+    measured_before = result("one", 0.5), result("two", 0.5, "knn"), result("two", 0.25)
+    assert "best so far: one" in keep(tmp_path, images, "test", *measured_before)
+
+
 def test_a_result_replaces_the_former_one_of_its_checkpoint(tmp_path, images):
     keep(tmp_path, images, "test", result("run", 0.9), result("run", 0.6, path="b"), result("run", 0.5, "knn"))
     keep(tmp_path, images, "test", result("run", 0.4))

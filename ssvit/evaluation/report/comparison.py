@@ -26,6 +26,7 @@ METHOD = (
     "do not include the variation over training seeds, and nothing is corrected for multiple comparisons."
 )
 _MISSING, _MINUS = "\u2013", "\u2212"
+HEAD = 12  # letters to which the headings of accuracies are wrapped in a terminal
 _POINT = 0.01  # difference of accuracies from which balanced ones are shown
 
 
