@@ -38,7 +38,11 @@ def main(name: str | None = None) -> None:
         print(f"ssvit: {name}: {hint}", file=sys.stderr)
         sys.exit(2)
     else:
-        _run(name, arguments)
+        try:
+            _run(name, arguments)
+        except KeyboardInterrupt:  # while the modules of the command are imported
+            print("ssvit: stopped by Ctrl-C", file=sys.stderr)
+            sys.exit(130)
 
 
 def _run(name: str, arguments: list[str]) -> None:

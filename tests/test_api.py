@@ -17,6 +17,7 @@ from command import LIMIT, TINY
 from PIL import Image
 
 import ssvit
+from ssvit import __main__ as program
 from ssvit import api
 from ssvit.checkpoints import manifest
 from ssvit.cli import COMMANDS, find_command, normalization
@@ -127,6 +128,18 @@ def test_ctrl_c_within_a_callback_stops_the_command(monkeypatch):
     with pytest.raises(SystemExit) as ended:
         replace(find_command("pretrain"), run=run).main([])
     assert ended.value.code == 130
+
+
+def test_ctrl_c_during_imports_is_one_line(monkeypatch, capsys):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(program, "find_command", interrupted)
+    monkeypatch.setattr(sys, "argv", ["ssvit", "pretrain"])
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+    assert ended.value.code == 130
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_nothing_of_the_process_is_changed_and_within_a_hydra_application_each_keeps_its_own(tmp_path):
