@@ -120,21 +120,28 @@ def labels(file: str) -> list[list[str]]:
     for row in csv_rows(file):
         found[row["images"], int(row["labels"])][row["start"]].append(float(row["accuracy"]))
     titles = {
-        "pre-trained": "fine-tuned", "scratch": "from scratch", "frozen": "frozen, ridge",
-        "random weights": "random weights, ridge", "raw pixels": "raw pixels, ridge",
+        "scratch": "from scratch", "frozen": "frozen, ridge", "random weights": "random weights, ridge",
+        "raw pixels": "raw pixels, ridge",
     }  # fmt: skip
-    starts = [start for start in titles if all(start in row for row in found.values())]
+    baselines = [start for start in titles if all(start in row for row in found.values())]
+    objectives = list(dict.fromkeys(start for row in found.values() for start in row if start not in titles))
     interval = "mean difference, 95 % interval over seeds"
-    named = [titles[start] for start in starts]
-    lines = [["images", "labels", "seeds", *named[:2], "difference of each seed", interval, *named[2:]]]
+    scratch, *others = (titles[start] for start in baselines)
+    lines = [["images", "labels", "pre-training", "seeds", "fine-tuned", scratch, "difference of each seed", interval]]
+    lines[0] += others
     for (images, count), row in sorted(found.items(), key=lambda item: (item[0][0] == "cifar10", item[0][1])):
-        apart = [first - second for first, second in zip(row["pre-trained"], row["scratch"], strict=True)]
-        mean, *limits = (signed(100 * value) for value in (statistics.fmean(apart), *(of_seeds(apart, [0.0]) or ())))
-        each = ", ".join(signed(100 * value) for value in apart)
-        accuracies = [mean_std(row[start] if len(set(row[start])) > 1 else row[start][:1]) for start in starts]
-        difference = f"{mean} ({' to '.join(limits)})" if limits else mean
-        names = ["CIFAR-10" if images == "cifar10" else "rendered shapes", f"{count:,}", str(len(apart))]
-        lines.append([*names, *accuracies[:2], each, difference, *accuracies[2:]])
+        for objective in (name for name in objectives if name in row):
+            tuned = row[objective]
+            apart = [first - second for first, second in zip(tuned, row["scratch"], strict=False)]
+            mean, *limits = (
+                signed(100 * value) for value in (statistics.fmean(apart), *(of_seeds(apart, [0.0]) or ()))
+            )
+            each = ", ".join(signed(100 * value) for value in apart)
+            columns = [tuned, *(row[start] for start in baselines)]
+            accuracies = [mean_std(column if len(set(column)) > 1 else column[:1]) for column in columns]
+            difference = f"{mean} ({' to '.join(limits)})" if limits else mean
+            names = ["CIFAR-10" if images == "cifar10" else "rendered shapes", f"{count:,}", f"`{objective}`"]
+            lines.append([*names, str(len(tuned)), *accuracies[:2], each, difference, *accuracies[2:]])
     return lines
 
 

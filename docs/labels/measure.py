@@ -31,7 +31,7 @@ def main(root: str, seed: int, objective: str = "mae") -> None:
     )  # fmt: skip
     for labels in LABELS:
         key = ["cifar10", labels, seed]
-        starts = {"pre-trained": "pretrained", "scratch": "scratch"} if objective == "mae" else {objective: ""}
+        starts = {"mae": "pretrained", "scratch": "scratch"} if objective == "mae" else {objective: ""}
         if done(*key, next(iter(starts))):
             continue
         name = f"labels{labels}_seed{seed}" + f"_{objective}" * (objective != "mae")

@@ -12,9 +12,11 @@ FIGURES = {"photographs": "photographs.csv", "accuracy": "rows.csv"}
 TITLES = {"shapes": "rendered shapes", "cifar10": "CIFAR-10"}
 DOTTED = (0, (1, 2))
 STYLES = {
-    "pre-trained": ("pre-trained, fine-tuned", "model", "-", "o"),
+    "mae": ("MAE, fine-tuned", "model", "-", "o"),
+    "masked_patch": ("masked patch prediction, fine-tuned", "unchanged", "-", "^"),
+    "masked_patch_decoder": ("the same with a decoder, fine-tuned", "#7a5195", "-", "v"),
     "scratch": ("from scratch", "replaced", "-", "s"),
-    "frozen": ("pre-trained, ridge regression", "train", DOTTED, "o"),
+    "frozen": ("masked patch prediction, ridge regression", "train", DOTTED, "o"),
     "random weights": ("random weights, ridge regression", "#777777", DOTTED, "D"),
     "raw pixels": ("raw pixels, ridge regression", "unchanged", DOTTED, "v"),
 }
@@ -35,7 +37,7 @@ def main() -> None:
 def panel(title: str, accuracies: dict[str, dict[int, list[float]]]) -> Panel:
     """Draw the means over the seeds, with bands of the standard deviation, for each start."""
     lines: list[Line] = []
-    for start, (name, color, dash, marker) in STYLES.items():
+    for start, (name, color, dash, marker) in ((start, STYLES[start]) for start in STYLES if start in accuracies):
         seeds = sorted(accuracies[start].items())
         means = [statistics.fmean(values) for _, values in seeds]
         around = [statistics.stdev(values) if len(values) > 1 else 0 for _, values in seeds]
