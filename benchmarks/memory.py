@@ -113,9 +113,9 @@ def cases(config: Config) -> list[Config]:
             {
                 "recipe.batch_size": images * ranks * options.recipe.accumulate,
                 "recipe.backend": "eager",
-                "fabric.accelerator": "cpu",
-                "fabric.devices": ranks,
-                "fabric.strategy": "fsdp",
+                "launch.accelerator": "cpu",
+                "launch.devices": ranks,
+                "launch.strategy": "fsdp",
             }
         )
         for ranks in options.ranks
@@ -136,7 +136,7 @@ def in_processes(work: Callable[..., T], config: Config, count: int) -> T:
 
 def join(rank: int, port: int, config: Config) -> None:
     """Describe this process as torchrun would."""
-    ranks = str(config.options.fabric.devices)
+    ranks = str(config.options.launch.devices)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), GROUP_RANK="0", WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="memory")
     torch.set_num_threads(1)
@@ -165,7 +165,7 @@ def build(config: Config, mode: FakeTensorMode | None) -> tuple[Steps, list[Tens
     """
     use_operators_of_gpus()
     recipe = config.options.recipe
-    processes = launch.start(recipe, config.options.fabric)
+    processes = launch.start(recipe, config.options.launch)
     objective = build_objective(config.options)
     encoder = objective.encoder
     pixels = torch.zeros(1, encoder.channels, *encoder.image_size, dtype=torch.uint8)
@@ -184,7 +184,7 @@ def build(config: Config, mode: FakeTensorMode | None) -> tuple[Steps, list[Tens
 def predict(rank: int, port: int, config: Config) -> Prediction:
     """Predict the memory of rank 0 by two steps on fake tensors. The process must be new."""
     join(rank, port, config)
-    ranks = config.options.fabric.devices
+    ranks = config.options.launch.devices
     torch.distributed.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     steps, inputs = build(config, mode)
@@ -256,7 +256,7 @@ def run(config: Config) -> None:
     os.environ.update(_MALLOC)
     rows: list[dict[str, int]] = []
     for case in cases(config):
-        ranks, recipe = case.options.fabric.devices, case.options.recipe
+        ranks, recipe = case.options.launch.devices, case.options.recipe
         row = {"ranks": ranks, "images": recipe.batch_size // (ranks * recipe.accumulate)}
         row |= asdict(in_processes(predict, case, 1))
         if options.measure:

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Several machines of SLURM: sbatch examples/slurm.sh data=PATH workers=12 fabric.strategy=fsdp
+# Several machines of SLURM: sbatch examples/slurm.sh data=PATH workers=12 launch.strategy=fsdp
 # Two minutes before its time is over, the job asks to be queued again; it then goes on from the newest checkpoint.
 # MIN_NODES=1 goes on with fewer machines if some are lost, as long as they can share recipe.batch_size.
 #SBATCH --job-name=ssvit

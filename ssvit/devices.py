@@ -25,7 +25,7 @@ Devices = Annotated[
 ]
 
 
-class Fabric(Options):
+class Launch(Options):
     """Devices and processes of a command. These options may change between a run and its continuation."""
 
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"

@@ -9,7 +9,7 @@ from ssvit.data.augment.options import CenterCrop, InceptionCrop, MultiCrop, Res
 from ssvit.data.sources.base_options import Subset
 from ssvit.data.sources.datasets_options import Csv, Folder, HuggingFace, Shards, TorchvisionSet, Voc, Vtab
 from ssvit.data.sources.shapes_options import Shapes
-from ssvit.devices import Fabric
+from ssvit.devices import Launch
 from ssvit.evaluation.evaluators.options import LabelFree, Probing, ShapeBias
 from ssvit.evaluation.options import HNSW, IVF, Features, Flat
 from ssvit.evaluation.probes.options import Attentive, Knn, Logistic, Retrieval, Ridge, Segmentation, Sgd
@@ -35,8 +35,8 @@ from ssvit.training.recipe import Recipe
 
 __all__ = [
     "HNSW", "IVF", "MAE", "Anchor", "Attentive", "CenterCrop", "Classify", "Codebook", "Continuation",
-    "ContrastiveTuning", "Csv", "Decoder", "Diet", "Dino", "Distill", "Distillation", "Evaluate", "Fabric", "Features",
-    "Finetune", "Flat", "Folder", "Hog", "HuggingFace", "IBot", "InceptionCrop", "Knn", "LabelFree", "Latent",
+    "ContrastiveTuning", "Csv", "Decoder", "Diet", "Dino", "Distill", "Distillation", "Evaluate", "Features",
+    "Finetune", "Flat", "Folder", "Hog", "HuggingFace", "IBot", "InceptionCrop", "Knn", "LabelFree", "Latent", "Launch",
     "LoadClassifier", "LoadEncoder", "LoadLayers", "LoadTeacher", "Logistic", "Lora", "MaskedPatch", "Masking",
     "MeanColor", "MultiCrop", "Pixels", "Pretrain", "Probing", "Recipe", "ResizeCrop", "Retrieval", "Ridge",
     "Segment", "Segmentation", "Sgd", "ShapeBias", "Shapes", "Shards", "ShiftCrop", "SimCLR", "Stem", "Subset",

@@ -23,7 +23,7 @@ TINY = (
     "data=shapes", "data.images=64", "data.held_out_images=32", "data.image_size=16", "encoder.width=16",
     "encoder.depth=2", "encoder.heads=2", "target.bits=1", "recipe.batch_size=8", "recipe.steps=6", "recipe.warmup=2",
     "recipe.save_every=2", "recipe.evaluate_every=3", "recipe.log_every=1", "recipe.precision=32-true",
-    "fabric.accelerator=cpu", "figures=none",
+    "launch.accelerator=cpu", "figures=none",
 )  # fmt: skip
 
 

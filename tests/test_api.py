@@ -30,7 +30,7 @@ from ssvit.values import text_of
 OPTIONS = {
     "data": "shapes", "data.images": 64, "data.held_out_images": 32, "data.image_size": 16,
     "encoder": {"width": 16, "depth": 2, "heads": 2}, "target.bits": 1, "batch_size": 8, "steps": 6, "warmup": 2,
-    "save_every": 2, "evaluate_every": 3, "log_every": 1, "precision": "32-true", "fabric.accelerator": "cpu",
+    "save_every": 2, "evaluate_every": 3, "log_every": 1, "precision": "32-true", "launch.accelerator": "cpu",
 }  # fmt: skip
 
 

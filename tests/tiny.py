@@ -17,7 +17,7 @@ from ssvit.data.batch import Batch, named
 from ssvit.data.loader import Loader
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
-from ssvit.devices import Fabric
+from ssvit.devices import Launch
 from ssvit.engine.randomness import uniform
 from ssvit.errors import pair
 from ssvit.loading.encoder import load_classifier, load_encoder
@@ -349,7 +349,7 @@ def train(
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     numbers = Recipe(**{**RECIPE, **recipe})
-    processes = launch.start(numbers, Fabric(accelerator="cpu", strategy=strategy, timeout=timeout))
+    processes = launch.start(numbers, Launch(accelerator="cpu", strategy=strategy, timeout=timeout))
     objective = objective or model(dropout)
     if double:
         objective.double()
@@ -377,7 +377,7 @@ def train(
 def state(objective: Objective, *, strategy: str = "auto", **options) -> tuple[State, Loader]:
     """A training state of the objective, and batches for it."""
     recipe = Recipe(**{**RECIPE, **options})
-    processes = launch.start(recipe, Fabric(accelerator="cpu", strategy=strategy))
+    processes = launch.start(recipe, Launch(accelerator="cpu", strategy=strategy))
     source = labelled() if isinstance(objective, Classify) else Memory(pictures())
     size = {"batch_size": recipe.batch_size, "accumulate": recipe.accumulate}
     return State(processes, objective, recipe), Loader(source=source, transform=transform(objective), seed=0, **size)

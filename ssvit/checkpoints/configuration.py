@@ -24,7 +24,7 @@ from ssvit.errors import MISSING, UserError
 # Options that may differ between a run and its continuation: they affect where and how fast it runs, or the checkpoint
 # records them (fingerprint of the images, precision, initial weights of a fine-tuning).
 FREE = (
-    "overwrite", "outputs", "workers", "loader_timeout", "evaluators", "fabric", "figures", "data.root",
+    "overwrite", "outputs", "workers", "loader_timeout", "evaluators", "launch", "figures", "data.root",
     "data.download", "data.masks", "data.verify", "data.shown", "data.source", "recipe.precision",
     "recipe.accumulate", "recipe.best", "checkpoint", "encoder.path", "encoder.activation_checkpointing", "seeds",
     "probe", "probes", "probing", "command", "logger", "target.checkpoint", "preset", "origins",
@@ -229,6 +229,8 @@ def _migrated(values: dict[str, Any], choices: dict[str, str | None]) -> tuple[d
     data = values.get("data")
     if isinstance(data, dict):
         data.pop("source", None)
+    if "fabric" in values:
+        values["launch"] = values.pop("fabric")
     if choices.get("data") == "synthetic":
         choices = {**choices, "data": "shapes"}
     masking = at(values, "objective.masking")

@@ -67,7 +67,7 @@ def cases(config: Config) -> list[Config]:
     """Return a validated configuration for each combination of batch size and precision."""
     options: Benchmark = config.options
     changed = [
-        config.changed({"recipe.batch_size": batch_size, "recipe.precision": precision, "fabric.devices": 1})
+        config.changed({"recipe.batch_size": batch_size, "recipe.precision": precision, "launch.devices": 1})
         for precision in options.precisions or [options.recipe.precision]
         for batch_size in options.batch_sizes or [options.recipe.batch_size]
     ]
@@ -101,7 +101,7 @@ def inference(config: Config, functions: Callable[[Any, Any], Mapping[str, Any]]
         functions: Return the functions to measure of an encoder and a device, by name; None: the encoder's own paths.
     """
     options: Benchmark = config.options
-    single = config.changed({"fabric.devices": 1})
+    single = config.changed({"launch.devices": 1})
     sizes = [single.changed({"data.image_size": size}) for size in options.image_sizes] or [single]
     for case in sizes:
         Tree(case.options).check()
@@ -109,7 +109,7 @@ def inference(config: Config, functions: Callable[[Any, Any], Mapping[str, Any]]
     from ssvit.kernels.latency import latencies, latency_table, paths
     from ssvit.training import launch
 
-    device = launch.start(options.recipe, sizes[0].options.fabric).device
+    device = launch.start(options.recipe, sizes[0].options.launch).device
     rows = [
         row
         for encoder in (case.options.encoder.build() for case in sizes)
@@ -168,6 +168,6 @@ command = replace(
     common=(
         "part", "rounds", "batch_sizes", "image_sizes", "threads", "precisions", "output", "objective", "data.root",
         "data.image_size", "encoder.patch_size", "recipe.batch_size", "recipe.precision", "recipe.backend", "workers",
-        "fabric.accelerator",
+        "launch.accelerator",
     ),
 )  # fmt: skip

@@ -67,7 +67,7 @@ def run(config: Config) -> Path | None:
     began = cpu_time()
     splits = launch.in_all_processes(
         Recipe(precision="32-true"),  # the encoders have a precision of their own
-        options.fabric,
+        options.launch,
         lambda processes: frozen.features_of_probes(
             options,
             cost.planned(options, encoders, probes, processes.device, world=processes.world),

@@ -258,6 +258,6 @@ command = Command(
     common=(
         "checkpoint", "name", "budget", "overwrite", "compare", "seeds", "sweep", "data.root", "data.image_size",
         "objective.trained", "objective.lora", "objective.mixup", "recipe.steps", "recipe.batch_size", "recipe.lr",
-        "recipe.warmup", "recipe.seed", "recipe.evaluate_every", "subset.images", "fabric.devices", "workers",
+        "recipe.warmup", "recipe.seed", "recipe.evaluate_every", "subset.images", "launch.devices", "workers",
     ),
 )  # fmt: skip

@@ -93,7 +93,7 @@ def _compare(config: Config, folder: Path, others: Sequence[Mapping[str, object]
         "checkpoint": str(kept if kept.is_dir() else folder), "against": others, "outputs": options.outputs,
         "train_images": options.probing.train_images, "test_images": options.probing.test_images,
         "probes": list(options.probes), "baselines": False, "duplicates": False,
-        "fabric.accelerator": options.fabric.accelerator, "fabric.devices": 1,  # torchrun's other processes have ended
+        "launch.accelerator": options.launch.accelerator, "launch.devices": 1,  # torchrun's other processes have ended
     }  # fmt: skip
     forgetting = {"forgetting": {"data": options.forgetting}} if options.forgetting else {}
     compared = False
@@ -128,6 +128,6 @@ command = Command(
         "name", "checkpoint", "preset", "budget", "overwrite", "objective", "data.root", "data.download", "data.images",
         "data.image_size", "encoder.patch_size", "recipe.steps", "recipe.batch_size", "recipe.lr", "recipe.warmup",
         "recipe.weight_decay", "recipe.precision", "recipe.seed", "recipe.evaluate_every", "subset.images",
-        "probing.every", "fabric.devices", "workers",
+        "probing.every", "launch.devices", "workers",
     ),
 )  # fmt: skip

@@ -136,7 +136,7 @@ class Tree:
         augment: Options of the augmentation of training images.
         recipe: Hyperparameters of the training, a `ssvit.training.recipe.Recipe`.
         subset: Options that select a subset of the training images.
-        fabric: Options of devices and processes.
+        launch: Options of devices and processes.
         development: Part of the data that replaces the test images; None: the test images are used.
     """
 
@@ -147,7 +147,7 @@ class Tree:
         self.augment: Options | None = at(options, "data.augment")
         self.recipe: Any = at(options, "recipe")
         self.subset: Options | None = at(options, "subset")
-        self.fabric: Options | None = at(options, "fabric")
+        self.launch: Options | None = at(options, "launch")
         self.development: float | str | None = at(options, "development")
 
     def check(self) -> None:

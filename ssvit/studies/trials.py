@@ -28,7 +28,7 @@ from ssvit.training.budget import schedule
 from ssvit.training.options import RunOptions
 from ssvit.values import text_of
 
-_ELSEWHERE = ("data.root", "workers", "loader_timeout", "fabric")  # options that do not affect results
+_ELSEWHERE = ("data.root", "workers", "loader_timeout", "launch")  # options that do not affect results
 _CHOICES = ("data", "encoder")  # choices of a study, whose defaults are not those of pre-training
 _SUBSET = "subset.images="
 _PAIRS = 3  # measurements of a step and the reference

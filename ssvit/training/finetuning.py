@@ -95,7 +95,7 @@ def chosen_schedule(options: Finetune, typed: Collection[str]) -> tuple[dict[str
     if not is_automatic and "recipe.batch_size" in typed:
         return {}, []
     images = _training_images(options)
-    share = (options.fabric.processes or 1) * options.recipe.accumulate
+    share = (options.launch.processes or 1) * options.recipe.accumulate
     if not is_automatic:
         fitting = images // share * share
         if not 0 < fitting < options.recipe.batch_size:

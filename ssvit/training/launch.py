@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # not exported
 
-from ssvit.devices import Fabric
+from ssvit.devices import Launch
 from ssvit.engine.processes import Place, launched
 from ssvit.engine.randomness import key
 from ssvit.errors import UserError
@@ -27,7 +27,7 @@ _GRACE = 30  # seconds until this process ends after a process that it has start
 T = TypeVar("T")
 
 
-def start(recipe: Recipe, options: Fabric) -> Processes:
+def start(recipe: Recipe, options: Launch) -> Processes:
     """Start the processes of a run, connect them, and return them.
 
     Args:
@@ -54,7 +54,7 @@ def start(recipe: Recipe, options: Fabric) -> Processes:
     return Processes(device, precision(recipe, device), rank=rank, world=world, is_sharded=is_sharded)
 
 
-def in_all_processes(recipe: Recipe, options: Fabric, function: Callable[[Processes], T]) -> T | None:
+def in_all_processes(recipe: Recipe, options: Launch, function: Callable[[Processes], T]) -> T | None:
     """Call a function in all processes; afterwards only the main process continues.
 
     Args:
@@ -87,11 +87,11 @@ def destroy_process_group() -> None:
         distributed.destroy_process_group()
 
 
-def _values(options: Fabric) -> str:
-    return ", ".join(f"fabric.{name}={getattr(options, name)}" for name in ("accelerator", "devices", "num_nodes"))
+def _values(options: Launch) -> str:
+    return ", ".join(f"launch.{name}={getattr(options, name)}" for name in ("accelerator", "devices", "num_nodes"))
 
 
-def _local_devices(options: Fabric) -> list[torch.device]:
+def _local_devices(options: Launch) -> list[torch.device]:
     """Return the devices of this machine, one for each of its processes."""
     text = str(options.devices).strip("[]")
     is_list = text != str(options.devices) or "," in text
@@ -110,7 +110,7 @@ def _local_devices(options: Fabric) -> list[torch.device]:
     return [torch.device("cuda", index) for index in indices]
 
 
-def _connect(place: Place | None, world: int, device: torch.device, options: Fabric) -> None:
+def _connect(place: Place | None, world: int, device: torch.device, options: Launch) -> None:
     """Create the process group. Without a launcher, first start further processes on this machine."""
     rank = 0
     if world == 1:

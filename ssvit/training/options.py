@@ -24,7 +24,7 @@ from ssvit.config.declaration import (
 )
 from ssvit.data.sources.base_options import DataSet, Development, HoldOut, Subset
 from ssvit.data.sources.shapes_options import Shapes
-from ssvit.devices import Fabric
+from ssvit.devices import Launch
 from ssvit.errors import OptionError, within
 from ssvit.evaluation.evaluators.options import Probing
 from ssvit.models.encoder_options import Encoder
@@ -69,7 +69,7 @@ class RunOptions(Options):
     labels."""
     logger: Parts[Options] = Field(default_factory=dict)
     """Loggers by name, in addition to metrics.jsonl; [] for none."""
-    fabric: Fabric = Fabric()
+    launch: Launch = Launch()
     """Devices and processes of the run."""
 
 

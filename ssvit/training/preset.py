@@ -89,7 +89,7 @@ def expand(line: CommandLine) -> None:
     cores = len(os.sched_getaffinity(0))
     numbers = {name: value for name, value in typed.items() if type(value) is int and value > 0}
     # Without an option or a launcher, one process is assumed.
-    count = processes.count(numbers.get("fabric.devices", 1), numbers.get("fabric.num_nodes", 1)) or 1
+    count = processes.count(numbers.get("launch.devices", 1), numbers.get("launch.num_nodes", 1)) or 1
     chosen = choose(images, side, cores=cores, processes=count, typed=numbers)
     if typed.get("data.channels", 1) == 1 and "data.range" not in typed:
         chosen |= grey

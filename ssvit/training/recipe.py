@@ -12,7 +12,7 @@ from annotated_types import Ge, Le, Len
 
 from ssvit.config.declaration import Count, Expect, NotNegative, Options, Positive, Share, Tree, Whole
 from ssvit.data.sources.base_options import DataSet, Subset, check_shares
-from ssvit.devices import Fabric
+from ssvit.devices import Launch
 from ssvit.errors import OptionError
 
 Decay = Annotated[float, Ge(0), Le(0.999999)]  # decay rate of a running mean
@@ -88,7 +88,7 @@ class Recipe(Options):
 
     def check(self, tree: Tree) -> None:
         """Check the batch size against the processes and the number of images."""
-        count = tree.fabric.processes if isinstance(tree.fabric, Fabric) else None
+        count = tree.launch.processes if isinstance(tree.launch, Launch) else None
         if count is not None:
             check_shares(batch_size=self.batch_size, accumulate=self.accumulate, processes=count)
         images = tree.subset.images if isinstance(tree.subset, Subset) else None

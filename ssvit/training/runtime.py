@@ -102,7 +102,7 @@ class PeerGone(UserError):
 def detect_lost_peers() -> Iterator[None]:
     """Replace the backend's error by PeerGone if another process ends or does not respond during the block.
 
-    gloo raises an error as soon as a connection is closed, NCCL after `fabric.timeout`. torchrun ends processes that
+    gloo raises an error as soon as a connection is closed, NCCL after `launch.timeout`. torchrun ends processes that
     wait in other calls.
     """
     try:
@@ -111,7 +111,7 @@ def detect_lost_peers() -> Iterator[None]:
         from_backend = isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()
         if not (from_backend and _CONNECTION_LOST.search(str(error))):
             raise
-        raise PeerGone("another process of the run has ended or did not respond within fabric.timeout") from None
+        raise PeerGone("another process of the run has ended or did not respond within launch.timeout") from None
 
 
 class Processes:

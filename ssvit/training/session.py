@@ -62,7 +62,7 @@ class Session:
         self.folder, self.stage, self.compared_steps = folder, stage, 0
         self.recipes: Recipes | None = None
         self._began, self._runs, self._expected, self._is_announced = cpu_time(), 0, 1, False
-        self.processes = launch.start(options.recipe, options.fabric)
+        self.processes = launch.start(options.recipe, options.launch)
         with runtime.detect_lost_peers():
             self._data: Data = options.build_part("data")
         if self._data.summary and is_main_process():

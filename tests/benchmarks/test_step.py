@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = (
     "data=shapes", "data.images=16", "data.held_out_images=8", "data.image_size=16", "encoder.patch_size=4",
     "encoder.width=32", "encoder.depth=2", "encoder.heads=2", "recipe.batch_size=4", "recipe.precision=bf16-mixed",
-    "fabric.accelerator=cpu", "rounds=1",
+    "launch.accelerator=cpu", "rounds=1",
 )  # fmt: skip
 OF = {
     "mae": ("objective.decoder.width=32", "objective.decoder.heads=2"),

@@ -132,7 +132,7 @@ def run(tmp_path_factory):
 
 
 def measured(run, *options, tool="evaluate"):
-    options = (f"outputs={run.parent}", f"checkpoint={run}", "fabric.accelerator=cpu", *options)
+    options = (f"outputs={run.parent}", f"checkpoint={run}", "launch.accelerator=cpu", *options)
     evaluate.run(composed(*options, tool=tool).config)
 
 
@@ -179,11 +179,11 @@ def test_a_class_of_one_image_has_a_report(tmp_path, capsys):
         put_grey(tmp_path / "set" / ("once" if number == 7 else "ab"[number % 2]) / f"{number:02}.png", 10 * number)
     held_out = {"few_shot.shots": 5, "knn.k": [3], "logistic.l2s": [0.1]}
     probes = ["probes=[few_shot,knn,logistic]", *(f"probes.{name}={value}" for name, value in held_out.items())]
-    small = [option for option in TINY if not option.startswith(("data", "fabric", "target"))]
+    small = [option for option in TINY if not option.startswith(("data", "launch", "target"))]
     run = untrained(tmp_path / "outputs" / "run", *small, f"data={tmp_path}/set", "data.image_size=16")
     evaluate.command.call([f"checkpoint={run}", f"data={tmp_path}/set", "data.held_out=0.9", *probes,
                            "figures=none",
-                           f"outputs={tmp_path}", f"output={tmp_path}/report", "fabric.accelerator=cpu"])  # fmt: skip
+                           f"outputs={tmp_path}", f"output={tmp_path}/report", "launch.accelerator=cpu"])  # fmt: skip
     written = json.loads((tmp_path / "report" / "report.json").read_text())
     assert written["metadata"]["train_images"] == 4  # of 3, and the only image of a class
     assert "shots=5" in capsys.readouterr().out
@@ -221,7 +221,7 @@ def test_each_data_set_has_a_report_of_its_own(tmp_path):
     for place in ("raw/set", "corrected/set"):
         for number in range(8):
             put(tmp_path / place / "ab"[number % 2] / f"{number}.png", picture(number, size=(20, 20)))
-    small = [option for option in TINY if not option.startswith(("data", "fabric", "target"))]
+    small = [option for option in TINY if not option.startswith(("data", "launch", "target"))]
     run = untrained(tmp_path / "run", *small, f"data={tmp_path}/raw/set", "data.image_size=16")
 
     def written(*options):
@@ -254,7 +254,7 @@ def test_two_processes_measure_what_one_does(run, tmp_path, capsys):
         return [*options, f"cache={tmp_path}/{name}", f"output={tmp_path}/{name}.json"]
 
     measured(run, *own("one"), tool="knn")
-    two = (f"outputs={run.parent}", f"checkpoint={run}", *own("two"), "fabric.accelerator=cpu", "fabric.devices=2")
+    two = (f"outputs={run.parent}", f"checkpoint={run}", *own("two"), "launch.accelerator=cpu", "launch.devices=2")
     done = prefork.run("knn", *two, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     one, two = (
@@ -272,7 +272,7 @@ def test_two_processes_measure_what_one_does(run, tmp_path, capsys):
 def test_cached_features_are_those_of_the_pixel_format(tmp_path):
     for number in range(24):
         put_grey(tmp_path / "set" / "ab"[number % 2] / f"{number}.png", 10 * number)
-    small = [option for option in TINY if not option.startswith(("data", "fabric", "target"))]
+    small = [option for option in TINY if not option.startswith(("data", "launch", "target"))]
     images = ["data=folder", f"data.root={tmp_path}/set", "data.image_size=16", "data.mean=0.5", "data.std=0.5"]
 
     def reported(channels, *options):

@@ -28,7 +28,7 @@ RUN = "masked_patch_shapes"
 # Options of TINY's images and model that a fine-tuning may repeat.
 SHORT = (
     "recipe.batch_size=8", "recipe.steps=6", "recipe.warmup=2", "recipe.save_every=2", "recipe.evaluate_every=3",
-    "recipe.log_every=1", "recipe.precision=32-true", "fabric.accelerator=cpu", "figures=none",
+    "recipe.log_every=1", "recipe.precision=32-true", "launch.accelerator=cpu", "figures=none",
     "check_frozen=false",
 )  # fmt: skip
 ONE_STEP = ("recipe.steps=1", "recipe.warmup=0")
@@ -287,7 +287,7 @@ def test_supervised_pretraining_is_fine_tuned_like_any_other(tool, tmp_path):
 def test_a_second_head_learns_the_teachers_predictions_if_the_weights_have_its_token(tmp_path, capsys, has_token):
     outputs = Path(__file__).parents[1] / "fixtures" / "outputs"
     taught = {"distillation": "deit", "teacher": outputs / "finetune_masked_patch_shapes"}
-    recipe = {"batch_size": 8, "steps": 1, "warmup": 0, "precision": "32-true", "fabric.accelerator": "cpu"}
+    recipe = {"batch_size": 8, "steps": 1, "warmup": 0, "precision": "32-true", "launch.accelerator": "cpu"}
     images = {"data": "shapes", "data.images": 16, "data.held_out_images": 8, "data.image_size": 16}
     options = {**taught, **recipe, **images, "figures": "none", "outputs": tmp_path}
     start = outputs / RUN

@@ -29,7 +29,7 @@ def test_the_commands_train_measure_and_predict(tmp_path, tool, monkeypatch):
     data = ("data=csv", f"data.table={tmp_path / 't.csv'}", "data.separator=';'", "data.image_size=16")
     short = (
         "recipe.batch_size=16", "recipe.warmup=2", "recipe.log_every=5", "recipe.precision=32-true",
-        "fabric.accelerator=cpu", "figures=none",
+        "launch.accelerator=cpu", "figures=none",
     )  # fmt: skip
     small = ("encoder.width=32", "encoder.depth=2", "encoder.heads=2")
     tool(

@@ -163,7 +163,7 @@ runpy.run_module(sys.argv[0], run_name="__main__")
 def test_no_thread_outlives_a_run_of_several_processes(tool, tmp_path):
     """A thread that frees a tensor while the interpreter exits may abort the process, but only rarely."""
     (tmp_path / "threads.py").write_text(THREADS_AT_THE_END)
-    done = tool("pretrain", *TINY, "probes=[]", "fabric.strategy=ddp", "fabric.devices=1",
+    done = tool("pretrain", *TINY, "probes=[]", "launch.strategy=ddp", "launch.devices=1",
                 prefix=(sys.executable, str(tmp_path / "threads.py")))  # fmt: skip
     threads = done.stdout.split("threads:")[1].split()
     assert (tmp_path / "outputs" / RUN / "step_00000006").is_dir()

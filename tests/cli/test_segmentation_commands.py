@@ -19,7 +19,7 @@ from ssvit.exchange.options import ONNX
 RUN = "masked_patch_shapes"
 SHORT = (
     "objective=segmentation", "recipe.batch_size=8", "recipe.steps=4", "recipe.warmup=1", "recipe.save_every=2",
-    "recipe.evaluate_every=2", "recipe.log_every=1", "recipe.precision=32-true", "fabric.accelerator=cpu",
+    "recipe.evaluate_every=2", "recipe.log_every=1", "recipe.precision=32-true", "launch.accelerator=cpu",
     "figures=none", "preset=null",
 )  # fmt: skip
 

@@ -20,7 +20,7 @@ from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import find_command
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
-from ssvit.devices import Fabric
+from ssvit.devices import Launch
 from ssvit.errors import Failure, UserError
 from ssvit.studies import sweep
 
@@ -79,15 +79,15 @@ def test_an_error_of_the_program_stays_as_it_is(monkeypatch):
 @pytest.mark.parametrize("command", ["pretrain", "evaluate"])
 def test_devices_that_do_not_exist_are_named_before_torch_loads(command, devices):
     checkpoint = f"checkpoint={RUN}" if command == "evaluate" else "checkpoint=null"
-    line = str(error_of(find_command(command).call, [checkpoint, f"fabric.devices={devices}"]))
-    assert line.startswith("fabric.devices=")
+    line = str(error_of(find_command(command).call, [checkpoint, f"launch.devices={devices}"]))
+    assert line.startswith("launch.devices=")
     assert "-1" in line
     assert "auto" in line
 
 
 @pytest.mark.parametrize("devices", ["auto", -1, 1, 12, [0], [0, 3], "0,3"])
 def test_every_form_of_devices_is_permitted(devices):
-    assert Fabric(timeout=30, devices=devices).devices == devices
+    assert Launch(timeout=30, devices=devices).devices == devices
 
 
 def test_each_job_of_a_sweep_has_a_folder_of_its_own(tool, tmp_path):

@@ -18,7 +18,7 @@ FILES = ("--config-dir", "configs")
 SIZES = tuple(option for option in TINY if not option.startswith("target."))  # those of any target
 METHOD = (*OWN, *SIZES, "objective=mine", "target=mine", "data=mine")
 MEASURED = (*METHOD, "evaluator=[spread]", "probes=[mine]")
-SHORT = ("recipe.steps=1", "recipe.batch_size=8", "recipe.warmup=0", "fabric.accelerator=cpu")
+SHORT = ("recipe.steps=1", "recipe.batch_size=8", "recipe.warmup=0", "launch.accelerator=cpu")
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_trains_resumes_fine_tunes_and_is_evaluated(path, tool, tmp_path):
     assert "64 images" in done.stdout  # the run's own
     assert "test: " in done.stdout
     assert "spread: " in done.stdout
-    options = (*OWN, f"checkpoint={run}", "fabric.accelerator=cpu", "features.layer=all", "baselines=false")
+    options = (*OWN, f"checkpoint={run}", "launch.accelerator=cpu", "features.layer=all", "baselines=false")
     done = tool("evaluate", *options, "probes=[mine]", "report=false", PYTHONPATH=path)
     assert "nearest mean" in done.stdout
     assert "layer1_patch_mean" in done.stdout

@@ -21,7 +21,7 @@ RUN = (
     "preset=null", "objective=mae", "objective.decoder.width=16", "objective.decoder.depth=1", "data.image_size=16",
     "encoder.patch_size=4", "encoder.width=16", "encoder.depth=1", "encoder.heads=2", "recipe.precision=32-true",
     "recipe.batch_size=4", "recipe.steps=2", "recipe.warmup=1", "recipe.save_every=2", "recipe.evaluate_every=2",
-    "recipe.log_every=1", "probes=[]", "data.fit=pad", "fabric.accelerator=cpu", "workers=0", "figures=none",
+    "recipe.log_every=1", "probes=[]", "data.fit=pad", "launch.accelerator=cpu", "workers=0", "figures=none",
 )  # fmt: skip
 
 

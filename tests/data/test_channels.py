@@ -33,7 +33,7 @@ SIDE = 16
 TRAIN = ("encoder.depth=2", "encoder.heads=2", "recipe.warmup=1", "recipe.precision=32-true", "probes=[]")
 RUN = (
     *TRAIN, "preset=null", "target=pixels", "data.image_size=16", "encoder.width=16", "recipe.batch_size=8",
-    "recipe.steps=6", "recipe.save_every=2", "recipe.evaluate_every=6", "recipe.log_every=1", "fabric.accelerator=cpu",
+    "recipe.steps=6", "recipe.save_every=2", "recipe.evaluate_every=6", "recipe.log_every=1", "launch.accelerator=cpu",
 )  # fmt: skip
 
 
@@ -393,7 +393,7 @@ def test_a_run_is_fine_tuned_and_evaluated(bands):
     )
     assert from_file == from_array
     assert set(from_file.probabilities) == set("abc")
-    measured = (f"checkpoint={newest(bands)}", f"outputs={bands}/outputs", "probes=[knn]", "fabric.accelerator=cpu")
+    measured = (f"checkpoint={newest(bands)}", f"outputs={bands}/outputs", "probes=[knn]", "launch.accelerator=cpu")
     find_command("evaluate").call([*measured, "figures=none"])
     assert (bands / "outputs/bands/evaluation/report.json").is_file()
 

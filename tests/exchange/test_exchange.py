@@ -295,7 +295,7 @@ def test_a_foreign_file_is_fine_tuned(tool, plain, tmp_path):
     tool(
         "finetune", f"checkpoint={plain.path}", "encoder.heads=4", "encoder.trained_size=[32,56]", "data=shapes",
         "data.images=64", "data.held_out_images=32", "data.image_size=16", "recipe.steps=2", "recipe.warmup=1",
-        "recipe.batch_size=8", "recipe.precision=32-true", "fabric.accelerator=cpu",
+        "recipe.batch_size=8", "recipe.precision=32-true", "launch.accelerator=cpu",
     )  # fmt: skip
     facts = manifest.read_manifest(tmp_path / "outputs" / "finetune_timm_shapes" / "step_00000002")
     assert facts["encoder"]["heads"] == 4

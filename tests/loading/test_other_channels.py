@@ -29,7 +29,7 @@ from ssvit.retrieval.store import Store
 D, P, Q = 5, 2, 3
 SOURCE = {"image_mean": 0.4, "image_std": 0.2}
 SHORT = ("recipe.warmup=1", "recipe.precision=32-true", "recipe.batch_size=8", "recipe.steps=2", "recipe.save_every=2",
-         "recipe.evaluate_every=2", "fabric.accelerator=cpu", "workers=1", "figures=none")  # fmt: skip
+         "recipe.evaluate_every=2", "launch.accelerator=cpu", "workers=1", "figures=none")  # fmt: skip
 
 
 @pytest.mark.parametrize("count", range(1, 17))

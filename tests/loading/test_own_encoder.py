@@ -19,7 +19,7 @@ from ssvit.loading.options import LoadEncoder
 TINY = (
     "data=shapes", "data.images=32", "data.held_out_images=16", "data.image_size=16", "recipe.batch_size=8",
     "recipe.steps=4", "recipe.warmup=1", "recipe.save_every=2", "recipe.evaluate_every=4", "recipe.precision=32-true",
-    "fabric.accelerator=cpu", "figures=none",
+    "launch.accelerator=cpu", "figures=none",
 )  # fmt: skip
 PRETRAIN = ("objective=simclr", "objective.hidden=8", "objective.projection=8", "preset=null", "name=run", *TINY)
 
@@ -57,7 +57,7 @@ def test_an_encoder_of_the_user_is_carried_through_training_probes_and_export(co
         "knn": ("k=[3]", "baselines=false", "report=false"),
         "linear_probe": ("baselines=false", "report=false"),
     }.items():
-        call(command, *start, "fabric.accelerator=cpu", *options)
+        call(command, *start, "launch.accelerator=cpu", *options)
     assert manifest.read_manifest(manifest.complete(Path("outputs/tuned"))[-1])["encoder"] == stored
     call("predict", *conv, "checkpoint=outputs/tuned", "picture.png")
 

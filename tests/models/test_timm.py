@@ -36,7 +36,7 @@ MODELS = [
 ]
 DATA = {
     "data": "shapes", "data.images": 64, "data.held_out_images": 32, "data.image_size": 32, "precision": "32-true",
-    "fabric.accelerator": "cpu", "figures": "none",
+    "launch.accelerator": "cpu", "figures": "none",
 }  # fmt: skip
 SHORT = {**DATA, "batch_size": 8, "steps": 4, "warmup": 1, "save_every": 2, "evaluate_every": 4}
 
@@ -227,7 +227,7 @@ def run_tool(name: str, *options: str) -> object:
         ("finetune", {"encoder.model": "resnet10t", "objective.trained": 1}, "objective.trained=1: "),
         ("finetune", {"encoder.model": "resnet10t", "encoder.arguments": {"num_classes": 3}},
          "encoder.arguments.num_classes=3: "),
-        ("finetune", {"encoder.model": "resnet10t", "fabric.strategy": "fsdp"}, "fabric.strategy=fsdp: "),
+        ("finetune", {"encoder.model": "resnet10t", "launch.strategy": "fsdp"}, "launch.strategy=fsdp: "),
         ("pretrain", {"encoder.model": "resnet10t", "checkpoint": None}, "objective=masked_patch: "),
         ("pretrain", {"encoder.model": "resnet10t", "checkpoint": None, "objective": "mae"}, "objective=mae: "),
     ],

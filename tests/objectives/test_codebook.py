@@ -206,7 +206,7 @@ def test_from_the_command_line_a_second_stage_clusters_the_features_of_the_first
     stage[1] = "target.checkpoint=outputs/gone"
     line = one_line(tool("pretrain", *run, *stage, "recipe.steps=4", status=2))
     assert line.startswith("ssvit: target.checkpoint=outputs/gone: ")
-    tuned = [option for option in TINY if option.startswith(("recipe", "fabric", "figures"))]
+    tuned = [option for option in TINY if option.startswith(("recipe", "launch", "figures"))]
     assert "accuracy" in tool("finetune", *tuned, "checkpoint=outputs/second").stdout
     options = ("checkpoint=outputs/second", "probes=[knn]", "train_images=32", "figures=none")
     assert "knn" in tool("evaluate", *options).stdout.lower()

@@ -155,7 +155,7 @@ def test_the_image_size_of_the_teacher_suits_the_images(tmp_path):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_killed_run_continues_to_the_same_bits(options, devices, tool, tmp_path):
     run = [option for option in TINY if "target" not in option]
-    command = [*run, "objective=distill", f"teacher={tiny.TEACHER}", *options, f"fabric.devices={devices}"]
+    command = [*run, "objective=distill", f"teacher={tiny.TEACHER}", *options, f"launch.devices={devices}"]
     tool("pretrain", *command, "name=whole")
     kill_after(tmp_path, "step 5/", *command, "name=killed")
     assert not (tmp_path / "outputs" / "killed" / "step_00000006").exists()

@@ -50,7 +50,7 @@ DESCRIBE_FIGURES = [
     *(module.name for module in pkgutil.iter_modules(evaluators.__path__, f"{evaluators.__name__}.")),
 ]  # fmt: skip
 STEP, BATCH = ("ssvit.training.loop", "", "update"), ("ssvit.evaluation.features", "Frozen", "__call__")
-EVALUATE = (f"checkpoint={RUN}", "cache=null", "fabric.accelerator=cpu")
+EVALUATE = (f"checkpoint={RUN}", "cache=null", "launch.accelerator=cpu")
 
 
 COMMANDS = {

@@ -82,5 +82,5 @@ def test_a_configuration_of_one_s_own_is_found(installed, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_start_themselves(installed, tmp_path):
-    call(installed / "ssvit", "pretrain", *TINY, "fabric.devices=2", folder=tmp_path)
+    call(installed / "ssvit", "pretrain", *TINY, "launch.devices=2", folder=tmp_path)
     assert (tmp_path / "outputs" / "masked_patch_shapes" / "step_00000006" / "manifest.json").is_file()

@@ -10,7 +10,7 @@ import torch
 
 from ssvit.cli import compare, table
 from ssvit.data.loader import Loader
-from ssvit.devices import Fabric
+from ssvit.devices import Launch
 from ssvit.errors import Failure, UserError
 from ssvit.studies import methods
 from ssvit.training import benchmark, launch
@@ -229,7 +229,7 @@ def test_the_order_at_equal_amounts_is_that_of_interpolated_curves():
 def test_the_cost_of_a_step_counts_its_operations(monkeypatch):
     monkeypatch.setattr(benchmark, "_STEPS", 2)
     recipe = Recipe(**{**tiny.RECIPE, "accumulate": 2, "clip": 0.0})
-    processes = launch.start(recipe, Fabric(accelerator="cpu", devices=1))
+    processes = launch.start(recipe, Launch(accelerator="cpu", devices=1))
     objective = tiny.model()
     loader = Loader(
         source=tiny.source(), transform=tiny.transform(objective), seed=0, batch_size=recipe.batch_size,

@@ -22,10 +22,10 @@ def test_half_of_the_processes_continue_with_the_same_batches(tool, tmp_path):
     """And a number of processes that does not divide the batch is an error."""
     run = tmp_path / "outputs" / "run"
     options = (*TINY, "probes=[]", "name=run")
-    tool("pretrain", *options, "fabric.devices=2", "fabric.strategy=ddp")
+    tool("pretrain", *options, "launch.devices=2", "launch.strategy=ddp")
     before = rows(run, "train/loss")
     shutil.rmtree(run / "step_00000006")
-    line = one_line(tool("pretrain", *options, "fabric.devices=3", "fabric.strategy=ddp", status=2))
+    line = one_line(tool("pretrain", *options, "launch.devices=3", "launch.strategy=ddp", status=2))
     assert line.startswith("ssvit: recipe.batch_size=8: ")
     tool("pretrain", *options, "recipe.accumulate=2")  # for the memory of one process
     assert rows(run, "train/loss") == pytest.approx(before, rel=1e-4)

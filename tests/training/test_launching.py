@@ -4,7 +4,7 @@ import pytest
 import torch
 from command import error_of
 
-from ssvit.devices import Fabric
+from ssvit.devices import Launch
 from ssvit.engine import processes
 from ssvit.evaluation.evaluators.base import Evaluation
 from ssvit.figures.base import Figure
@@ -42,7 +42,7 @@ def test_the_place_of_a_process_of_torchrun_precedes_that_of_srun(environment):
 def test_a_job_of_slurm_without_srun_is_one_process(environment):
     environment({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"})
     assert processes.launched() is None
-    assert launch.start(Recipe(), Fabric(accelerator="cpu")).world == 1
+    assert launch.start(Recipe(), Launch(accelerator="cpu")).world == 1
 
 
 @pytest.mark.parametrize(
@@ -52,26 +52,26 @@ def test_a_job_of_slurm_without_srun_is_one_process(environment):
 def test_the_gpus_of_a_machine(monkeypatch, devices, indices):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    found = launch._local_devices(Fabric(devices=devices))
+    found = launch._local_devices(Launch(devices=devices))
     assert found == [torch.device("cuda", index) for index in indices]
 
 
 @pytest.mark.parametrize("options", [{"devices": 4}, {"devices": [3]}, {"devices": "1,7"}])
 def test_a_gpu_that_the_machine_lacks_is_an_error(monkeypatch, options):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    line = str(error_of(launch.start, Recipe(), Fabric(accelerator="cuda", **options)))
-    assert "fabric.devices=" in line
+    line = str(error_of(launch.start, Recipe(), Launch(accelerator="cuda", **options)))
+    assert "launch.devices=" in line
     assert "3" in line
 
 
 @pytest.mark.parametrize("options", [{"devices": -1}, {"devices": [0]}, {"devices": "0,1"}, {"num_nodes": 2}])
 def test_processes_that_cannot_start_on_cpus_are_an_error(environment, options):
-    assert "fabric." in str(error_of(launch.start, Recipe(), Fabric(accelerator="cpu", **options)))
+    assert "launch." in str(error_of(launch.start, Recipe(), Launch(accelerator="cpu", **options)))
 
 
 def test_a_launcher_of_another_number_of_processes_is_an_error(environment):
     environment(TORCHRUN)
-    assert "6" in str(error_of(launch.start, Recipe(), Fabric(accelerator="cpu", devices=2)))
+    assert "6" in str(error_of(launch.start, Recipe(), Launch(accelerator="cpu", devices=2)))
 
 
 class Drawing(Figure):

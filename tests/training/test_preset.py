@@ -31,7 +31,7 @@ from ssvit.values import text_of
 
 TINY = (
     "encoder.width=16", "encoder.depth=1", "encoder.heads=2",
-    "recipe.steps=2", "recipe.batch_size=4", "recipe.precision=32-true", "workers=0", "fabric.accelerator=cpu",
+    "recipe.steps=2", "recipe.batch_size=4", "recipe.precision=32-true", "workers=0", "launch.accelerator=cpu",
     "figures=none",
 )  # fmt: skip
 
@@ -89,8 +89,8 @@ def test_several_processes_can_share_the_batch(photographs, monkeypatch):
         return int(by_preset(data="folder", data__root=photographs, **typed)["recipe.batch_size"])
 
     assert batch_size() == 7
-    assert batch_size(fabric__devices="2") == 6
-    assert batch_size(fabric__devices="2", fabric__num_nodes="2") == 4
+    assert batch_size(launch__devices="2") == 6
+    assert batch_size(launch__devices="2", launch__num_nodes="2") == 4
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert batch_size() == 6
@@ -226,7 +226,7 @@ def test_one_photograph_in_colour_among_grey_ones_is_read_by_its_luminance(tmp_p
 
 def test_other_commands_take_channels_and_normalisation_from_the_checkpoint(tmp_path):
     """Commands use the pixel format of a run on grey images for other images that are named by their path."""
-    root, small = grey(tmp_path / "set", "png"), [f"outputs={tmp_path}/outputs", "fabric.accelerator=cpu"]
+    root, small = grey(tmp_path / "set", "png"), [f"outputs={tmp_path}/outputs", "launch.accelerator=cpu"]
     run = pretrain.call([f"data={root}", *TINY, *small[:1], "objective=dino", "objective.prototypes=16", "probes=[]"])
     encoder = manifest.read_manifest(manifest.complete(run)[-1])["encoder"]
     assert encoder["channels"] == len(encoder["mean"]) == 1

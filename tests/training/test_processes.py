@@ -68,7 +68,7 @@ def read_features(folder: Path, options: dict) -> None:
     """Score the features of a run as one process of several, of which the second ends during the first batch."""
     if own_rank() == 1:
         features.Frozen.__call__ = lambda *inputs: ends("SIGKILL")
-    knn.call([f"outputs={folder}", "k=[5]", "cache=null", "fabric.accelerator=cpu"])
+    knn.call([f"outputs={folder}", "k=[5]", "cache=null", "launch.accelerator=cpu"])
 
 
 def status_of(work, folder: Path, options: dict) -> int:
@@ -247,7 +247,7 @@ def test_a_command_that_reads_features_in_two_processes_reports_that_one_has_end
 def is_of_a_lost_process(text: str) -> bool:
     """Return whether the stderr of a process is the one line that another process has ended."""
     lines = text.splitlines()
-    return len(lines) == 1 and "another process" in lines[0] and "fabric.timeout" in lines[0]
+    return len(lines) == 1 and "another process" in lines[0] and "launch.timeout" in lines[0]
 
 
 # How the process ends is seen by itself only, so one way is tested with sharding.

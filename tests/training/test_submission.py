@@ -49,7 +49,7 @@ def test_the_script_for_slurm_trains_and_is_queued_again(tmp_path):
     environment = os.environ | {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "n", "PROCESSES": "2",
                                 "PORT": str(port), "PATH": path, "PYTHONPATH": python}  # fmt: skip
     script = [str(ROOT / "examples" / "slurm.sh"), *TINY, "probes=[]", "outputs=outputs", "name=run"]
-    script += ["fabric.strategy=fsdp", "recipe.steps=400"]
+    script += ["launch.strategy=fsdp", "recipe.steps=400"]
     with subprocess.Popen(script, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as job:
         for line in job.stdout:
             if line.startswith("step 20/"):

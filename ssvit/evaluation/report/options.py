@@ -21,7 +21,7 @@ from ssvit.config.declaration import (
     Whole,
 )
 from ssvit.data.sources.base_options import DataSet, Development
-from ssvit.devices import Fabric, Inference
+from ssvit.devices import Inference, Launch
 from ssvit.errors import OptionError, file_to_write
 from ssvit.evaluation.options import Features
 from ssvit.evaluation.probes import options
@@ -74,7 +74,7 @@ class Evaluate(Pretrained, Inference):
     output: Name | None = None
     """Folder of the report. None: evaluation/ in the run's folder, with a subfolder for each data set other than the
     run's. With report=false: a JSON file for the numbers."""
-    fabric: Fabric = Fabric()
+    launch: Launch = Launch()
     """Devices and processes that compute features; probes are fitted in one process."""
 
     @property

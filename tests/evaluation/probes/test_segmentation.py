@@ -173,7 +173,7 @@ def test_masks_of_one_class_are_told():
 
 QUICK = (
     "probes=[segmentation]", "probes.segmentation.l2s=[0.1]",
-    "probes.segmentation.train_images=12", "probes.segmentation.test_images=6", "fabric.accelerator=cpu",
+    "probes.segmentation.train_images=12", "probes.segmentation.test_images=6", "launch.accelerator=cpu",
 )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from ssvit.evaluation.statistics import bootstrap, detectable
 
 FEW = (
     "probe@probes=[ridge,knn]", "probes.ridge.l2=[1,1024]", "probes.knn.k=[3]",
-    "fabric.accelerator=cpu", "figures=none",
+    "launch.accelerator=cpu", "figures=none",
 )  # fmt: skip
 
 
@@ -179,7 +179,7 @@ def formats(tmp_path_factory):
     folder = tmp_path_factory.mktemp("formats")
     for number in range(40):
         put(folder / "images" / "ab"[number % 2] / f"{number:02}.png", picture(number, size=(20, 20)))
-    small = [option for option in TINY if not option.startswith(("data", "fabric", "target"))]
+    small = [option for option in TINY if not option.startswith(("data", "launch", "target"))]
     images = [f"data={folder}/images", "data.image_size=16"]
     grey = ["data.channels=1", "data.mean=0.4", "data.std=0.2"]
     for name, own in {"colour": [], "grey": grey, "bright": ["data.range=[0,90]"]}.items():
