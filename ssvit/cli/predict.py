@@ -197,7 +197,7 @@ def _segment(checkpoint: Checkpoint, options: Predict, paths: Sequence[str]) -> 
         present = sorted(zip(shares, segmenter.classes, strict=True), reverse=True)
         print_lines(f"{path}: {', '.join(f'{name} {100 * share:.1f} %' for share, name in present if share)}")
         if home is not None:
-            files = {"masks": palette_png(labels), "overlays": overlay_png(segmenter.display(image), labels)}
+            files = {"masks": palette_png(labels), "overlays": overlay_png(image, labels, segmenter.display)}
             for part, content in files.items():
                 (home / part / name).parent.mkdir(parents=True, exist_ok=True)
                 replace(home / part / f"{name}.png", content)

@@ -12,10 +12,12 @@ from PIL import Image
 from torch import Tensor
 
 from ssvit.data.sources.base import IGNORED
+from ssvit.figures.display import Display
 from ssvit.figures.pictures import Mosaic
 
 DARK, _WHITE, _RED = (0.16, 0.16, 0.2), (1.0, 1.0, 1.0), (0.78, 0.2, 0.18)
 _LEGEND = 12  # classes in the legend
+_ROWS = 256  # of an overlay that are computed together
 HUES = [hsv_to_rgb(0.618 * (number % 20), 0.5 + 0.25 * (number % 3), 0.9) for number in range(IGNORED - 1)]
 PALETTE = torch.tensor([DARK, *HUES, _WHITE])
 """Colour of each class, (256, 3) in [0, 1]."""
@@ -33,10 +35,19 @@ def palette_png(mask: Tensor) -> bytes:
     return _png(image)
 
 
-def overlay_png(image: Tensor, mask: Tensor) -> bytes:
-    """Return an image (3, h, w) in [0, 1] half covered by the colours of a label map (h, w) uint8, as a PNG file."""
-    covered = (image + colored(mask[None])[0]) / 2
-    return _png(Image.fromarray((255 * covered).round().to(torch.uint8).movedim(0, -1).numpy()))
+def overlay_png(image: Tensor, mask: Tensor, display: Display) -> bytes:
+    """Return an image half covered by the colours of a label map, as a PNG file.
+
+    Args:
+        image: (c, h, w) uint8 or in [0, 1].
+        mask: (h, w) uint8.
+        display: Converts the image to RGB.
+    """
+    covered = []  # in parts of some rows: the colours of large images would take gigabytes as floating-point numbers
+    for rows, labels in zip(image.split(_ROWS, 1), mask.split(_ROWS), strict=True):
+        part = (display(rows) + colored(labels[None])[0]) / 2
+        covered.append((255 * part).round().to(torch.uint8).movedim(0, -1))
+    return _png(Image.fromarray(torch.cat(covered).numpy()))
 
 
 def _png(image: Image.Image) -> bytes:

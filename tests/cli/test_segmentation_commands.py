@@ -15,6 +15,7 @@ import ssvit
 from ssvit.data.sources.decode import load, load_mask
 from ssvit.data.sources.shapes import render
 from ssvit.exchange.options import ONNX
+from ssvit.figures import label_maps
 
 RUN = "masked_patch_shapes"
 SHORT = (
@@ -79,7 +80,8 @@ def test_a_head_leaves_the_bits_of_the_encoder_and_a_picture(outputs_of_runs):
             assert min(image.size) > 200
 
 
-def test_label_maps_are_written_and_can_be_masks_again(outputs_of_runs, scenes, call, tmp_path, capsys):
+def test_label_maps_are_written_and_can_be_masks_again(outputs_of_runs, scenes, call, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(label_maps, "_ROWS", 6)  # overlays of 20 rows have four parts
     run, pictures = outputs_of_runs / "both" / "pretrained_seed0", f"{scenes}/images/test"
     call("predict", f"checkpoint={run}", f"output={tmp_path}/maps", "precision=32", pictures)
     segmenter = ssvit.load_segmenter(run, precision=32)
