@@ -19,7 +19,7 @@ from ssvit.data.sources.base import IGNORED
 from ssvit.data.windows import Box, boxes
 from ssvit.objectives.segment import Segment
 
-_SCORES = 1 << 24  # maximum number of interpolated scores in memory
+_SCORES = 1 << 22  # maximum number of interpolated scores in memory
 _SAMPLES, _LEVEL = 1000, 0.95  # bootstrap samples, and the level of their interval
 
 
@@ -46,7 +46,7 @@ class LabelMaps:
         An image that is smaller than a window is padded with zeros at its right and lower border.
         """
         places: list[tuple[int, Box]] = []
-        padded, fitted, sums = [], [], []
+        sized, fitted, sums = [], [], []
         patch, window = self.model.encoder.patch_size, self.model.encoder.image_size
         grid = window[0] // patch[0], window[1] // patch[1]
         overlap, factor = int(self.model.options.overlap * min(grid)), self.model.head.factor
@@ -58,14 +58,15 @@ class LabelMaps:
                 image = resize(image[None], size)[0]
             cells = [max(-(-n // p), g) for n, p, g in zip(size, patch, grid, strict=True)]
             height, width = (n * p for n, p in zip(cells, patch, strict=True))
-            padded.append(F.pad(image, (0, width - size[1], 0, height - size[0])))
+            sized.append(image)
             fitted.append((size[0] / height, size[1] / width))
             places += [(number, box) for box in boxes((cells[0], cells[1]), grid, overlap)]
             sums.append(torch.zeros(len(self.model.classes) + 1, factor * cells[0], factor * cells[1]))
         for start in range(0, len(places), self.batch_size):
             part = places[start : start + self.batch_size]
-            crops = [_scaled(box, patch).of(padded[number]) for number, box in part]
-            for (number, box), scores in zip(part, self.scores(torch.stack(crops)), strict=True):
+            crops = (_scaled(box, patch).of(sized[number]) for number, box in part)
+            padded = [F.pad(crop, (0, window[1] - crop.shape[2], 0, window[0] - crop.shape[1])) for crop in crops]
+            for (number, box), scores in zip(part, self.scores(torch.stack(padded)), strict=True):
                 # The last channel counts the windows.
                 _scaled(box, (factor, factor)).of(sums[number]).add_(F.pad(scores, (0, 0, 0, 0, 0, 1), value=1.0))
         answers = zip(sums, fitted, images, strict=True)
@@ -77,24 +78,25 @@ def _scaled(box: Box, factor: tuple[int, int]) -> Box:
     return Box(top * y, left * x, height * y, width * x)
 
 
-def _labels(scores: Tensor, part: tuple[float, float], size: Sequence[int]) -> Tensor:
+def _labels(scores: Tensor, shares: tuple[float, float], size: Sequence[int]) -> Tensor:
     """Return the class of each pixel from bilinearly interpolated scores.
 
     Args:
         scores: Scores of the padded image, (k, y, x).
-        part: Shares of its height and width that the image takes.
+        shares: Shares of its height and width that the image takes.
         size: Height and width of the image in pixels.
 
     Returns:
         (h, w) uint8.
     """
-    rows, columns = (((torch.arange(n) + 0.5) * (2 * share / n) - 1) for n, share in zip(size, part, strict=True))
-    chunks = []
-    for chunk in rows.split(max(1, _SCORES // (len(scores) * len(columns)))):
+    rows, columns = (((torch.arange(n) + 0.5) * (2 * share / n) - 1) for n, share in zip(size, shares, strict=True))
+    labels = torch.empty(len(rows), len(columns), dtype=torch.uint8)
+    count = max(1, _SCORES // (len(scores) * len(columns)))
+    for part, chunk in zip(labels.split(count), rows.split(count), strict=True):
         points = torch.stack(torch.meshgrid(columns, chunk, indexing="xy"), -1)[None]
         pixels = F.grid_sample(scores[None], points, padding_mode="border", align_corners=False)
-        chunks.append(pixels[0].argmax(0).to(torch.uint8))
-    return torch.cat(chunks)
+        part.copy_(pixels[0].argmax(0))
+    return labels
 
 
 def class_counts(answer: Tensor, mask: Tensor, classes: int) -> Tensor:
