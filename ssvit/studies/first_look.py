@@ -53,6 +53,7 @@ from ssvit.loading.options import usual_size
 from ssvit.loading.origins import origin
 from ssvit.studies.options import DOWNLOAD, Try
 from ssvit.training.budget import schedule, steps_within
+from ssvit.training.options import Training
 from ssvit.training.session import Session
 
 OWN = "your pre-training"
@@ -91,15 +92,15 @@ class FirstLook:
 
     def __init__(self, options: Try, folder: Path, line: CommandLine, compose: Compose) -> None:
         self.options, self.folder, self.line, self.compose, self.began = options, folder, line, compose, cpu_time()
-        config = compose("pretrain", {})
-        if self._vanishes(config.options.data):
+        self.run_options = compose("pretrain", {}).options
+        self.session = Session(self.run_options, folder, stage=PRETRAIN)
+        if self._vanishes(self.run_options.data):
             line.typed["data.background"] = "white"
-            config = compose("pretrain", {})
+            self.run_options = compose("pretrain", {}).options
+            self.session = self._another_session(self.run_options, PRETRAIN)
             print_lines("data.background=white: on black, many of these transparent images would have one colour")
-        self.run_options, self.source = config.options, config.options.data
-        self.session = Session(config.options, folder, stage=PRETRAIN)
-        self.device = self.session.processes.device
-        self.data = self.session.data(config.options)
+        self.source, self.device = self.run_options.data, self.session.processes.device
+        self.data = self.session.data(self.run_options)
         self.part, test = self.data.test_or_validation
         self.labelled = self.data.train.labels is not None and test.labels is not None and len(self.data.classes) > 1
         typed = {name: value for name, value in line.typed.items() if name.partition(".")[0] == "data"}
@@ -114,6 +115,11 @@ class FirstLook:
                 shutil.rmtree(folder / _RUN, ignore_errors=True)
             self.report = {"identity": identity, "cpu_seconds": 0.0, "stages": {}, "encoders": {}}
         self.before: float = self.report["cpu_seconds"]
+
+    def _another_session(self, options: Training, stage: str) -> Session:
+        """Return a session without the sentences on the images, which have been printed."""
+        with contextlib.redirect_stdout(io.StringIO()):
+            return Session(options, self.folder, stage=stage)
 
     @property
     def remaining(self) -> float:
@@ -150,7 +156,7 @@ class FirstLook:
         """Return whether many images of a sample have one colour on black, which no option has chosen."""
         if "data.background" in self.line.typed or not getattr(source, "is_photo", False):
             return False
-        train = source.build().train
+        train = self.session.data(self.run_options).train
         sample = images.read(source, train.take(torch.arange(0, len(train), max(1, len(train) // _FEW)))).images
         return bool((images.spread(sample) < images.UNIFORM).float().mean() > 0.25)
 
@@ -378,9 +384,7 @@ class FirstLook:
         if row["is_foreign"] and self.labelled:
             changes = {"checkpoint": row["path"]}
             config = self.compose("finetune", changes)
-            with contextlib.redirect_stdout(io.StringIO()):  # the sentences on the images have been printed
-                session = Session(config.options, self.folder, stage=FINETUNE)
-            cost = minutes(session.estimate(config.options).total)
+            cost = minutes(self._another_session(config.options, FINETUNE).estimate(config.options).total)
             command = [self.line.command("finetune"), *map(shlex.quote, self.line.written(changes))]
         elif row["is_foreign"]:
             parts = self.data.train, self.data.validation, self.data.test

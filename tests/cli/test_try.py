@@ -18,7 +18,7 @@ from ssvit.training.estimate import Estimate
 from ssvit.training.session import Session
 
 PIXELS, OWN = "pixels", f"{first_look.OWN} (2 steps)"
-SHORT, LONG = 100, 600  # budgets: too short for a step of 200 seconds, and for two of them
+SHORT, LONG = 100, 500  # budgets: too short for a step of 200 seconds, and for two of them
 
 
 def pictures(folder, *classes, count=10):
