@@ -141,7 +141,7 @@ class Probing(PlottingEvaluator):
         ]
         lines += trends(history, self.probes)
         panels = [self._panel(history, probe, start.get(probe.name)) for probe in self.probes]
-        return lines, {"probes": Plot(panels, (5 * len(panels), 3.8))} if panels else {}
+        return lines, {"probes": Plot(panels, (5 * len(panels), 3.8), shared=True)} if panels else {}
 
     def _panel(self, history: History, probe: Probe, start: float | None) -> Panel:
         """Plot the accuracies of a probe over the steps, with binomial intervals, next to its baselines."""
