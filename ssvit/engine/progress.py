@@ -24,6 +24,13 @@ def duration(seconds: float, clock: float | None) -> str:
     return f"{text} of time" if clock is None else f"{text} of CPU time, {by_clock} by the clock"
 
 
+def minutes(seconds: float) -> str:
+    """Return a CPU time as text, in seconds or minutes."""
+    if seconds < 60:
+        return f"{seconds:.0f} CPU seconds"
+    return f"{seconds / 60:.{int(seconds < 600)}f} CPU minutes"
+
+
 def _repeat(action: Callable[[], bool], last: list[float], ended: threading.Event) -> None:
     """Call a function `QUIET` seconds after the time `last`, and again, until it returns False or `ended` is set."""
     while not ended.wait(max(0.0, last[0] + QUIET - time.perf_counter())) and action():

@@ -18,39 +18,25 @@ from jinja2 import Environment, PackageLoader
 
 from ssvit import advice
 from ssvit.analysis import defects, images
-from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN, Checkpoint
+from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
-from ssvit.data.sources import rasters
-from ssvit.data.sources.base import Data, Source, subset
-from ssvit.data.sources.base_options import DataSet, View
+from ssvit.data.sources.base_options import DataSet
 from ssvit.data.sources.datasets_options import Csv
 from ssvit.engine import atomic_io
 from ssvit.engine.clock import cpu_time
-from ssvit.engine.progress import QUIET, progress
+from ssvit.engine.progress import QUIET, minutes, progress
 from ssvit.errors import OptionError, UserError, aligned, one_line, print_lines
-from ssvit.evaluation.baselines import OWN as EVALUATED
 from ssvit.evaluation.baselines import PIXELS
 from ssvit.evaluation.evaluators.predictions import as_csv
-from ssvit.evaluation.features import Extractor, Frozen, Pixels, extract, timed
+from ssvit.evaluation.features import Pixels
 from ssvit.evaluation.measured import keep
-from ssvit.evaluation.options import Features
-from ssvit.evaluation.probes.base import check_labels
-from ssvit.evaluation.probes.options import Knn, Ridge
-from ssvit.evaluation.report.against import fitted
 from ssvit.evaluation.report.comparison import HEAD, accuracy_table, percent
-from ssvit.evaluation.report.figures import neighbours
-from ssvit.evaluation.report.scores import Split, score
 from ssvit.evaluation.titles import title as title_of
-from ssvit.exchange import files
 from ssvit.figures.base import Figure
-from ssvit.figures.display import Display
-from ssvit.kernels.inference import resolved
 from ssvit.loading.cached import cached_weights
-from ssvit.loading.encoder import load_encoder
-from ssvit.loading.options import usual_size
-from ssvit.loading.origins import origin
+from ssvit.studies.candidates import Candidate, Sample
 from ssvit.studies.options import DOWNLOAD, Try
 from ssvit.training.budget import schedule, steps_within
 from ssvit.training.options import Training
@@ -58,23 +44,15 @@ from ssvit.training.session import Session
 
 OWN = "your pre-training"
 _RUN, _FILE = "pretraining", "report.json"  # folder of the run, and file of the results
-_SIDE = 128  # maximum side of the images of existing weights, which are then measured within minutes
 _FEW = 16  # images that are checked for transparency
 _TRAINING = 0.9  # fraction of the remaining time for training; evaluation and the verdict take the rest
-_STEPS, _NEIGHBOURS = 20, 20  # minimum number of steps, and maximum number of neighbours of k-NN
+_STEPS = 20  # minimum number of steps of the pre-training
 _MOST = 20_000  # training images of the pre-training, which checks the content of all its files
 _LISTED = 1000  # files in the page
 # Options of a table that kept.csv does not need: its columns and splits have the usual names.
 _OF_TABLE = {"table", "root", "path", "label", "split", "mask", "train", "validation", "test", "held_out", "seed"}
 _LONGER = 1.5  # the budget of the next command, relative to this one
 Compose = Callable[[str, Mapping[str, object]], Config]
-
-
-def minutes(seconds: float) -> str:
-    """Return a duration as text, in seconds or minutes."""
-    if seconds < 60:
-        return f"{seconds:.0f} CPU seconds"
-    return f"{seconds / 60:.{int(seconds < 600)}f} CPU minutes"
 
 
 class FirstLook:
@@ -101,8 +79,8 @@ class FirstLook:
             print_lines("data.background=white: on black, many of these transparent images would have one colour")
         self.source, self.device = self.run_options.data, self.session.processes.device
         self.data = self.session.data(self.run_options)
+        self.sample = Sample(options, self.source, self.data, self.device)
         self.part, test = self.data.test_or_validation
-        self.labelled = self.data.train.labels is not None and test.labels is not None and len(self.data.classes) > 1
         typed = {name: value for name, value in line.typed.items() if name.partition(".")[0] == "data"}
         limits = options.train_images, options.test_images
         identity = json.dumps([self.data.train.fingerprint, test.fingerprint, limits, typed], default=str)
@@ -160,14 +138,9 @@ class FirstLook:
         sample = images.read(source, train.take(torch.arange(0, len(train), max(1, len(train) // _FEW)))).images
         return bool((images.spread(sample) < images.UNIFORM).float().mean() > 0.25)
 
-    def _sampled(self, data: Data) -> list[Source]:
-        """Return the training and the held-out images that are measured."""
-        sources = (data.train, self.options.train_images), (data.test_or_validation[1], self.options.test_images)
-        return [subset(source, images=min(limit, len(source))) for source, limit in sources]
-
     def _images(self) -> None:
         if "images" not in self.report:
-            parts = zip(("train", "test"), self._sampled(self.data), strict=True)
+            parts = zip(("train", "test"), self.sample.sources(self.data), strict=True)
             samples = {name: images.read(self.source, source) for name, source in parts}
             self.report["images"] = list(images.describe(self.source, self.data, samples))
             self._save(images=images.contact_sheet(self.source, samples["train"]))
@@ -207,13 +180,13 @@ class FirstLook:
         return {"report.html": page.encode()}
 
     def _pixels(self) -> None:
-        self._measure(PIXELS, Pixels(), self.source, self.source.view)
+        self._measure(Candidate(PIXELS, Pixels(), self.source, self.source.view))
 
     def _weights(self) -> None:
         paths = [*map(str, cached_weights())] if self.options.weights is None else [*self.options.weights]
         for path in [*paths, *([DOWNLOAD] if self.options.download else [])]:
             try:
-                self._encoder(path)
+                self._measure(self.sample.encoder(path))
             except UserError as error:
                 reason = error.expectation if isinstance(error, OptionError) else error
                 print_lines(f"  {path}: not measured: {reason}")
@@ -241,89 +214,22 @@ class FirstLook:
                 typed["subset.images"] = _MOST
             config = self.compose("pretrain", {**typed, "probes": [], "evaluator": [], "figures": "none"})
             self.session.run(_RUN, config.options, Configuration.of_run(config))
-        self._encoder(str(self.folder / _RUN), name)
+        self._measure(self.sample.encoder(str(self.folder / _RUN), name))
 
-    def _encoder(self, path: str, name: str | None = None) -> None:
-        """Measure the frozen features of an encoder.
-
-        Args:
-            path: Its checkpoint.
-            name: Its name; None for existing weights, whose name is that of the checkpoint.
-
-        Raises:
-            UserError: It cannot be loaded.
-        """
-        channels, mean, std = (getattr(self.source, option, 3) for option in ("channels", "mean", "std"))
-        converted = {"channels": channels, "image_mean": mean, "image_std": std}
-        loading, source = fitted({"path": path}, self.source, converted)
-        checkpoint = loading.checkpoint()
-        side = min(rasters.median_side(self.source.sample(_FEW)) or _SIDE, _SIDE)
-        loading = loading.changed(image_size=usual_size(checkpoint, side))
-        layers = Features(layer="all" if self.labelled else "last").specs(checkpoint.encoder | loading.changes)
-        function = Frozen(load_encoder(loading), layers, identity=checkpoint.checksum)
-        function.prepare(self.device, resolved(self.options.precision, self.device))
-        view = self.source.view.for_size(loading.loaded().image_size)
-        if name is None:
-            (row, *_), digest = origin("start", checkpoint, path), files.digest(checkpoint.path)
-            name = f"{row['name']} ({view.size[0]} px)"
-            print_lines(f"  {name}: licence {row.get('license', 'unknown')}, sha256 {digest}, {path}")
-        self._measure(name, function, source, view, checkpoint)
-
-    def _measure(
-        self, name: str, function: Extractor, source: DataSet, view: View, checkpoint: Checkpoint | None = None
-    ) -> None:
-        """Measure features by the probes, or show their neighbours if there are no labels, unless this has been done.
-
-        Args:
-            name: Name of the features.
-            function: The extractor.
-            source: Options of the images.
-            view: Their transform.
-            checkpoint: The weights of the extractor; None for pixels.
+    def _measure(self, candidate: Candidate) -> None:
+        """Measure features, or show their neighbours if there are no labels, unless this has been done.
 
         Raises:
             UserError: Existing weights take more than half of the remaining time.
         """
-        if name not in self.report["encoders"]:
-            transform, is_foreign = view.build(), checkpoint is not None and checkpoint.foreign is not None
-            loading: Any = {"batch_size": 64, "device": self.device, "report": lambda opened, unreadable: None}
-            parts = self._sampled(self.data if source == self.source else source.build())
-            cost, _ = timed(function, parts[0], transform, **loading)
-            if (needed := cost * sum(map(len, parts))) > self.remaining / 2 and is_foreign:
-                raise UserError(f"takes {minutes(needed)}, more than half of the remaining time; set budget=…")
-            sets = []
-            for part, images_of in zip(parts, ("training", self.part), strict=True):
-                show = progress(f"{name}, {images_of} images", " images")
-                sets.append(extract(function, part, transform, progress=show, **loading))
-                show(len(part), len(part))  # unreadable images are not counted before
-            display = Display.of_data(source)
-            split = Split(tuple(function.identities), sets[0], sets[1], transform, self.part, display=display)
-            row: dict[str, Any] = {"is_foreign": is_foreign, "path": checkpoint and str(checkpoint.path), "probes": {}}
-            row |= {"image_size": list(view.size), "cost": cost, "images": len(split.test)}
-            figures: dict[str, Figure] = {}
-            if self.labelled:
-                row["probes"] = self._probes(split)
-            else:
-                row["sheet"] = sheet = f"neighbours_{len(self.report['encoders']) + 1}"
-                figures[sheet] = neighbours(split, split.feature_sets[-1])
-            self.report["encoders"][name] = row
-            self._save(**figures)
-        row = self.report["encoders"][name]
-        scores = [f"{title} {percent(probe['value'])} %" for title, probe in row["probes"].items()]
-        print_lines(f"  {name}: {', '.join(scores) if scores else self.folder / row['sheet']}{'.png' * (not scores)}")
-
-    def _probes(self, split: Split) -> dict[str, Any]:
-        """Return the results of the probes by name."""
-        results, k = {}, min(_NEIGHBOURS, len(split.train) - 1)
-        for name, options in {"ridge": Ridge(), f"{k}-NN": Knn(k=(k,))}.items():
-            probe = options.build()
-            check_labels(probe, split.train.known_labels, split.test.known_labels, split.classes)
-            result = score(name, probe, split, lambda done, total: None)
-            results[name + " mAP" * split.is_multi_label] = {
-                "value": result.values[result.best][-1], "features": result.best, "chance": result.chance,
-                "balanced": result.balanced.get(EVALUATED),
-            }  # fmt: skip
-        return results
+        name, rows = candidate.name, self.report["encoders"]
+        if name not in rows:
+            row, figure = self.sample.measure(candidate, self.remaining / 2)
+            sheet = f"neighbours_{len(rows) + 1}"
+            rows[name] = row if figure is None else row | {"sheet": sheet}
+            self._save(**{} if figure is None else {sheet: figure})
+        scores = [f"{title} {percent(probe['value'])} %" for title, probe in rows[name]["probes"].items()]
+        print_lines(f"  {name}: {', '.join(scores) or self.folder / (rows[name]['sheet'] + '.png')}")
 
     @property
     def _typed(self) -> list[str]:
@@ -342,7 +248,7 @@ class FirstLook:
         if not rows:
             raise UserError("nothing was measured")
         weights = [name for name, row in rows.items() if row["is_foreign"]]
-        if self.labelled:
+        if self.sample.labelled:
             ranked = sorted(rows.items(), key=lambda row: sorted(-one["value"] for one in row[1]["probes"].values()))
             best = ranked[0][0]
             kept = {
@@ -352,7 +258,7 @@ class FirstLook:
             table = accuracy_table(kept, f"{rows[best]['images']} {self.part} images")
             print_lines(*(f"  {line}" for line in aligned(table, letters=HEAD)))
             paths = {name: row["path"] or "" for name, row in ranked}
-            (train, test), outputs = self._sampled(self.data), self.options.outputs
+            (train, test), outputs = self.sample.sources(self.data), self.options.outputs
             verdict = keep(outputs, test, self.part, kept, train_images=len(train), paths=paths)
         else:
             best, table = (weights or [*rows])[-1], []
@@ -381,7 +287,7 @@ class FirstLook:
             return self._longer(*self.line.retyped("weights$")), more
         if not has_weights and not self.options.download:
             return self._longer("download=true"), f"{more}, and 88 MB"
-        if row["is_foreign"] and self.labelled:
+        if row["is_foreign"] and self.sample.labelled:
             changes = {"checkpoint": row["path"]}
             config = self.compose("finetune", changes)
             cost = minutes(self._another_session(config.options, FINETUNE).estimate(config.options).total)
