@@ -51,6 +51,7 @@ _MOST = 20_000  # training images of the pre-training, which checks the content 
 _LISTED = 1000  # files in the page
 # Options of a table that kept.csv does not need: its columns and splits have the usual names.
 _OF_TABLE = {"table", "root", "path", "label", "split", "mask", "train", "validation", "test", "held_out", "seed"}
+_START = 5.0  # CPU seconds in which a command starts
 _LONGER = 1.5  # the budget of the next command, relative to this one
 Compose = Callable[[str, Mapping[str, object]], Config]
 
@@ -287,17 +288,15 @@ class FirstLook:
             return self._longer(*self.line.retyped("weights$")), more
         if not has_weights and not self.options.download:
             return self._longer("download=true"), f"{more}, and 88 MB"
+        command, changes, seconds = "pretrain", {}, self.report["training"].get("all_steps")
         if row["is_foreign"] and self.sample.labelled:
-            changes = {"checkpoint": row["path"]}
-            config = self.compose("finetune", changes)
-            cost = minutes(self._another_session(config.options, FINETUNE).estimate(config.options).total)
-            command = [self.line.command("finetune"), *map(shlex.quote, self.line.written(changes))]
+            command, changes = "finetune", {"checkpoint": row["path"]}
+            options = self.compose(command, changes).options
+            seconds = self._another_session(options, FINETUNE).estimate(options).total
         elif row["is_foreign"]:
             parts = self.data.train, self.data.validation, self.data.test
-            cost = minutes(row["cost"] * sum(len(part) for part in parts if part))
+            command, seconds = "embed", row["cost"] * sum(len(part) for part in parts if part)
             changes = {"checkpoint": row["path"], "image_size": row["image_size"], "output": "features.npz"}
-            command = [self.line.command("embed"), *map(shlex.quote, self.line.written(changes))]
-        else:
-            seconds = self.report["training"].get("all_steps")  # none if the run cannot be built
-            cost, command = minutes(seconds) if seconds else "an unknown time", [self.line.command("pretrain")]
-        return " ".join([*command, *self._typed]), f"about {cost}"
+        cost = f"about {minutes(_START + seconds)}" if seconds else "unknown"  # the run cannot be built
+        written = map(shlex.quote, self.line.written(changes))
+        return " ".join([self.line.command(command), *written, *self._typed]), cost
