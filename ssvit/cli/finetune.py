@@ -77,7 +77,7 @@ def dry_run(config: Config) -> Config:
     session = budget.session_of(config, folder, FINETUNE)
     config = _planned(config, session, folder)
     options: Finetune = config.options
-    session().recipes = partial(_recipes, config, session())
+    session().recipes = partial(recipes, config, session())
     session().preview(options)
     if options.compare:
         for side, changes in comparison.sides(options.scratch_recipe).items():
@@ -97,7 +97,7 @@ def _planned(config: Config, session: Callable[[], "Session"], folder: RunFolder
     return budget.planned(config, session, folder, **finetuning.LIMITS)
 
 
-def _recipes(config: Config, session: "Session", seconds: float) -> list[Recipe]:
+def recipes(config: Config, session: "Session", seconds: float) -> list[Recipe]:
     """Return the recipes of all runs in their order.
 
     Args:
@@ -141,7 +141,7 @@ def run(config: Config) -> Path:
             config.line.announce()
             print_lines(f"{options.name}: starts from {getattr(options.encoder, 'path', 'random weights')}")
         session = start_session()
-        session.recipes = partial(_recipes, config, session)
+        session.recipes = partial(recipes, config, session)
 
         from ssvit.evaluation import measured
 

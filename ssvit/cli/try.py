@@ -4,9 +4,13 @@
 Usage: ssvit try PATH. The same command continues after the last measurement.
 """
 
+import contextlib
+import io
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
+from ssvit.checkpoints.checkpoint import FINETUNE
 from ssvit.cli import find_command, finetune
 from ssvit.config.command import Command
 from ssvit.config.command_line import CommandLine
@@ -34,9 +38,18 @@ def run(config: Config) -> Path:
         return composed
 
     from ssvit.studies.first_look import FirstLook
+    from ssvit.training.session import Session
+
+    def finetuning(changes: Mapping[str, object]) -> float:
+        """Return the seconds of fine-tuning with some options."""
+        config = compose("finetune", changes)
+        with contextlib.redirect_stdout(io.StringIO()):  # the sentences on the images have been printed
+            session = Session(config.options, options.folder, stage=FINETUNE)
+        session.recipes = partial(finetune.recipes, config, session)
+        return session.estimate(config.options).total
 
     try:
-        FirstLook(options, options.folder, line, compose).run()
+        FirstLook(options, options.folder, line, compose, finetuning).run()
     except KeyboardInterrupt:
         kept = f"{options.folder} keeps what was measured, and the same command continues"
         raise Failure(f"stopped by Ctrl-C; {kept}", 130) from None

@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader
 
 from ssvit import advice
 from ssvit.analysis import defects, images
-from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN
+from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
@@ -39,7 +39,6 @@ from ssvit.loading.cached import cached_weights
 from ssvit.studies.candidates import Candidate, Sample
 from ssvit.studies.options import DOWNLOAD, Try
 from ssvit.training.budget import schedule, steps_within
-from ssvit.training.options import Training
 from ssvit.training.session import Session
 
 OWN = "your pre-training"
@@ -53,7 +52,8 @@ _LISTED = 1000  # files in the page
 _OF_TABLE = {"table", "root", "path", "label", "split", "mask", "train", "validation", "test", "held_out", "seed"}
 _START = 5.0  # CPU seconds in which a command starts
 _LONGER = 1.5  # the budget of the next command, relative to this one
-Compose = Callable[[str, Mapping[str, object]], Config]
+Changes = Mapping[str, object]
+Compose = Callable[[str, Changes], Config]
 
 
 class FirstLook:
@@ -64,19 +64,24 @@ class FirstLook:
         folder: Folder of the results.
         line: The command line.
         compose: Returns the configuration of another command for the images of `line`, from its name and options.
+        finetuning: Returns the seconds of fine-tuning with some options.
 
     Raises:
         UserError: The images cannot be read.
     """
 
-    def __init__(self, options: Try, folder: Path, line: CommandLine, compose: Compose) -> None:
-        self.options, self.folder, self.line, self.compose, self.began = options, folder, line, compose, cpu_time()
+    def __init__(
+        self, options: Try, folder: Path, line: CommandLine, compose: Compose, finetuning: Callable[[Changes], float]
+    ) -> None:
+        self.options, self.folder, self.line, self.began = options, folder, line, cpu_time()
+        self.compose, self.finetuning = compose, finetuning
         self.run_options = compose("pretrain", {}).options
         self.session = Session(self.run_options, folder, stage=PRETRAIN)
         if self._vanishes(self.run_options.data):
             line.typed["data.background"] = "white"
             self.run_options = compose("pretrain", {}).options
-            self.session = self._another_session(self.run_options, PRETRAIN)
+            with contextlib.redirect_stdout(io.StringIO()):  # the sentences on the images have been printed
+                self.session = Session(self.run_options, folder, stage=PRETRAIN)
             print_lines("data.background=white: on black, many of these transparent images would have one colour")
         self.source, self.device = self.run_options.data, self.session.processes.device
         self.data = self.session.data(self.run_options)
@@ -94,11 +99,6 @@ class FirstLook:
                 shutil.rmtree(folder / _RUN, ignore_errors=True)
             self.report = {"identity": identity, "cpu_seconds": 0.0, "stages": {}, "encoders": {}}
         self.before: float = self.report["cpu_seconds"]
-
-    def _another_session(self, options: Training, stage: str) -> Session:
-        """Return a session without the sentences on the images, which have been printed."""
-        with contextlib.redirect_stdout(io.StringIO()):
-            return Session(options, self.folder, stage=stage)
 
     @property
     def remaining(self) -> float:
@@ -291,8 +291,7 @@ class FirstLook:
         command, changes, seconds = "pretrain", {}, self.report["training"].get("all_steps")
         if row["is_foreign"] and self.sample.labelled:
             command, changes = "finetune", {"checkpoint": row["path"]}
-            options = self.compose(command, changes).options
-            seconds = self._another_session(options, FINETUNE).estimate(options).total
+            seconds = self.finetuning(changes)
         elif row["is_foreign"]:
             parts = self.data.train, self.data.validation, self.data.test
             command, seconds = "embed", row["cost"] * sum(len(part) for part in parts if part)
