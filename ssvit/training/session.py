@@ -136,8 +136,9 @@ class Session:
         drawn = _FIGURES * (self._expected - self._runs) * (options.figures != "none")
         if not others or not isinstance(options, Pretrain):
             return drawn + self.compared_steps * step
-        sizes = options.probing
-        images, device, seconds = sizes.train_images + sizes.test_images, self.processes.device, drawn + _REPORT
+        sizes, test = options.probing, self._data.test_or_validation[1]
+        images = min(sizes.train_images, len(source)) + min(sizes.test_images, len(test))
+        device, seconds = self.processes.device, drawn + _REPORT
         for part in (options.encoder, *others):
             encoder = part.build()
             function = Frozen(encoder, Features(layer="all").specs(encoder.arguments), identity="")

@@ -13,12 +13,15 @@ from command import TINY
 from images import picture, put
 from runs import final, kill_after, rows
 
+from ssvit.checkpoints.checkpoint import PRETRAIN
+from ssvit.cli import find_command
 from ssvit.data.batch import Batch
 from ssvit.loading.options import LoadTeacher
 from ssvit.models import timm_options
 from ssvit.models.timm import Timm
 from ssvit.models.vit import ViT
 from ssvit.objectives.distill import Distill
+from ssvit.training import session as sessions
 
 COUNT = 24
 INDICES = torch.tensor([5, 2, 0, 3, 1, 4])
@@ -183,3 +186,15 @@ def test_a_run_is_compared_with_its_teacher(outputs, tool, tmp_path):
     assert "not compared" not in shown
     report = json.loads((outputs / "run" / "evaluation" / "report.json").read_text())
     assert {one["encoder"] for one in report["standings"]} == {"run", tiny.TEACHER.name}
+
+
+@pytest.mark.parametrize(("limit", "images"), [(10, 20), (1000, 64 + 32)])
+def test_the_comparison_with_the_teacher_is_estimated_for_the_images_that_exist(tmp_path, monkeypatch, limit, images):
+    monkeypatch.setattr(sessions, "timed", lambda *_, **__: (1.0, None))
+    size = [option for option in TINY if not option.startswith("target")]
+    limits = [f"probing.train_images={limit}", f"probing.test_images={limit}"]
+    line = ["objective=distill", f"teacher={tiny.TEACHER}", f"outputs={tmp_path}", *size, *limits]
+    command = find_command("pretrain")
+    options = command.compose(command.line(line)).options
+    found = sessions.Session(options, tmp_path, stage=PRETRAIN).estimate(options)
+    assert found.ending - sessions._REPORT == 2 * images  # by the student and by the teacher
