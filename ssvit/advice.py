@@ -83,6 +83,12 @@ def after_evaluation(spec: "FeatureSpec", checkpoint: "Checkpoint", config: Conf
     return [written(config, name, options) for name, options in commands.items()]
 
 
+def tuning(path: str, config: Config) -> str:
+    """Return the command that fine-tunes other weights on the images of an evaluation, in their usual image size."""
+    images = (option for option in _data_options(config) if not option.startswith("data.image_size="))
+    return written(config, "finetune", [f"checkpoint={text_of(path)}", *images])
+
+
 def _data_options(config: Config) -> list[str]:
     """Return the typed options of the data set, or those that select the images of the checkpoint's run."""
     line, values = config.line, config.values["data"]

@@ -118,9 +118,13 @@ def run(config: Config) -> Path | None:
         kept = [result for result in scores if result.chance is not None and splits[result.probe] is split]
         of_kept = comparison.accuracies(kept, checkpoint.name)
         images_of = options.outputs, split.test.source, split.part
-        verdict = [keep(*images_of, of_kept, train_images=len(split.train), paths=paths)] if kept else []
         following = commands or [advice.written(config, "visualize", [f"checkpoint={checkpoint.path}"])]
-        advice.print_next(following[-1 if verdict else 0], *verdict)
+        if not kept:
+            advice.print_next(following[0])
+            return folder
+        verdict, best_path = keep(*images_of, of_kept, train_images=len(split.train), paths=paths)
+        is_other = best_path not in ("", str(checkpoint.path)) and Path(best_path).exists()
+        advice.print_next(advice.tuning(best_path, config) if is_other else following[-1], verdict)
         return folder
     if options.output is None:
         return None

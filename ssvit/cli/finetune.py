@@ -154,11 +154,11 @@ def run(config: Config) -> Path:
             scores, data = comparison.scored(rows, comparison.TEST_OR_VALIDATION), session.data(options)
             part, images = data.test_or_validation
             if options.development is None and scores and scores[-1].part == part and is_main_process():
-                method = "trained from scratch" if options.checkpoint == SCRATCH else "fine-tuned"
+                method = measured.SCRATCH if options.checkpoint == SCRATCH else measured.TUNED
                 name = str(path.relative_to(options.outputs))
                 result, count = {name: {method: (scores[-1].accuracy, None)}}, len(data.train)
                 images_of = options.outputs, images, part
-                verdicts.append(measured.keep(*images_of, result, train_images=count, paths={name: str(path)}))
+                verdicts.append(measured.keep(*images_of, result, train_images=count, paths={name: str(path)})[0])
 
         def trained(name: str, changes: Mapping[str, object]) -> list[dict[str, Any]]:
             changed = config.changed(changes)

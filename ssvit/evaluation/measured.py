@@ -18,6 +18,7 @@ from ssvit.evaluation.precision import chance_of
 from ssvit.evaluation.statistics import Interval, error_of_difference, verdict
 
 FOLDER = "measured"  # in the folder of all runs
+TUNED, SCRATCH = "fine-tuned", "trained from scratch"  # methods of classifiers; the others are probes of features
 _OTHERS = 4  # results that are named next to the best one
 Accuracies = Mapping[str, Mapping[str, tuple[float, float | None]]]
 """Accuracy, or mAP of multi-label images, in [0, 1] by encoder and method, and balanced accuracy, or None."""
@@ -25,7 +26,7 @@ Accuracies = Mapping[str, Mapping[str, tuple[float, float | None]]]
 
 def keep(
     outputs: str | Path, images: Source, part: str, measured: Accuracies, *, train_images: int, paths: Mapping[str, str]
-) -> str:
+) -> tuple[str, str]:
     """Store results on labelled images, and return a sentence on all results of this set.
 
     A result replaces the former one of the same encoder, method and path.
@@ -37,6 +38,9 @@ def keep(
         measured: The results.
         train_images: Number of labelled training images.
         paths: Path of the checkpoint by encoder; baselines have none.
+
+    Returns:
+        The sentence, and the path of the checkpoint of the best frozen features; "" for a baseline.
 
     Raises:
         UserError: The file cannot be written.
@@ -72,7 +76,8 @@ def keep(
     rest = [f"{row['encoder']} {100 * row['accuracy']:.1f}, {row['method']}" for row in others[:_OTHERS]]
     of_images = f"{'mAP ' * several}of {len(fingerprints):,} {part} images{compared}"
     listed = "; ".join([*rest, f"chance {100 * chance:.1f}"])
-    return f"best so far: {_text(first)} {of_images} ({listed}){_overlap(path, fingerprints)}"
+    start = next((row["path"] for row in results if row["method"] not in (TUNED, SCRATCH)), "")
+    return f"best so far: {_text(first)} {of_images} ({listed}){_overlap(path, fingerprints)}", start
 
 
 def _overlap(path: Path, fingerprints: list[str]) -> str:

@@ -260,7 +260,7 @@ class FirstLook:
             print_lines(*(f"  {line}" for line in aligned(table, letters=HEAD)))
             paths = {name: row["path"] or "" for name, row in ranked}
             (train, test), outputs = self.sample.sources(self.data), self.options.outputs
-            verdict = keep(outputs, test, self.part, kept, train_images=len(train), paths=paths)
+            verdict, _ = keep(outputs, test, self.part, kept, train_images=len(train), paths=paths)
         else:
             best, table = (weights or [*rows])[-1], []
             compared = ", ".join(f"{row['sheet']}.png ({name})" for name, row in rows.items())

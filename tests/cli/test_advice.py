@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +56,32 @@ def test_each_command_leads_to_the_next_one(called):
     assert "tuned" not in evaluated
     assert name == "predict"
     find_command(name).call(options)
+
+
+@pytest.mark.parametrize(("method", "exists"), [("20-NN", True), ("20-NN", False), ("fine-tuned", True)])
+def test_the_best_frozen_features_are_fine_tuned(called, method, exists):
+    called("pretrain", "data=my set", *SMALL, "name=run", "probes=[]")
+    called("evaluate", "checkpoint=outputs/run", *PROBES)
+    (file,) = Path("outputs", FOLDER).iterdir()
+    kept = json.loads(file.read_text())
+    other = Path("outputs", "other")
+    if exists:
+        shutil.copytree(Path("outputs", "run"), other)
+    row = {
+        "encoder": "other",
+        "method": method,
+        "accuracy": 1.0,
+        "balanced": None,
+        "train_images": 1,
+        "path": str(other),
+    }
+    file.write_text(json.dumps({**kept, "results": [row, *kept["results"]]}))
+    _, name, changed = called("evaluate", "checkpoint=outputs/run", "data=my set", *PROBES)
+    assert name == "finetune"
+    is_other = method != "fine-tuned" and exists
+    assert (f"checkpoint={other}" in changed) == is_other
+    assert any(option.startswith("checkpoint=outputs/run") for option in changed) != is_other
+    assert any("my set" in option for option in changed)
 
 
 def test_a_run_on_the_parent_folder_is_compared(called):

@@ -21,7 +21,7 @@ def keep(folder, images, part, *results):
     for encoder, accuracy, method, path in results:
         paths = {encoder: path} if path else {}
         values = {encoder: {method: (accuracy, None)}}
-        sentence = measured.keep(folder, images, part, values, train_images=10, paths=paths)
+        sentence, _ = measured.keep(folder, images, part, values, train_images=10, paths=paths)
     return sentence
 
 
