@@ -84,7 +84,7 @@ def describe(options: DataSet, data: Data, samples: Mapping[str, Sampled]) -> It
     train, held_out = samples.values()
     count, failures = len(train.images) + len(held_out.images), train.failures + held_out.failures
     first = f"; the first: {failures[0]}" if failures else ""
-    yield f"unreadable: {len(failures):,} of {count + len(failures):,} images{first}"
+    yield f"unreadable: {len(failures):,} of {count + len(failures):,} sampled images{first}"
     part, test = data.test_or_validation
     contents = [Counter(_checksums(source)) for source in (data.train, test)]
     copies = sum(of_split.total() - len(of_split) for of_split in contents)

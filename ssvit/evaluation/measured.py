@@ -66,7 +66,7 @@ def keep(
         atomic_io.write_files(path.parent, {path.name: text.encode()})
     best: dict[str, dict[str, Any]] = {}
     for row in results:
-        best.setdefault(row["encoder"], row)
+        best.setdefault(row["path"] or row["encoder"], row)  # commands may name a checkpoint differently
     first, *others = best.values()
     compared = ""
     if others:

@@ -60,7 +60,7 @@ def test_all_stages_of_labelled_images(tried, tmp_path):
     assert [row["is_foreign"] for row in report["encoders"].values()] == [False, True, False]
     assert report["encoders"][PIXELS]["probes"]["ridge"]["value"] == 1
     assert report["training"]["steps"] == 2
-    assert "1 of 21 images" in " ".join(report["images"])
+    assert "1 of 21 sampled images" in " ".join(report["images"])
     assert {"images.png", "report.html", "report.json"} <= {file.name for file in result.folder.iterdir()}
     assert str(report["verdict"]) in result.page.read_text()
 

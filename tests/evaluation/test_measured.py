@@ -83,6 +83,13 @@ def test_of_equal_results_the_first_one_is_the_best(tmp_path, images):
     assert "best so far: one" in keep(tmp_path, images, "test", *measured_before)
 
 
+def test_a_checkpoint_is_named_once(tmp_path, images):
+    several = result("one", 0.75, path="a"), result("one (98 px)", 0.5, path="a"), result("two", 0.5, path="b")
+    sentence = keep(tmp_path, images, "test", *several)
+    assert "98 px" not in sentence
+    assert "two 50.0" in sentence
+
+
 def test_a_result_replaces_the_former_one_of_its_checkpoint(tmp_path, images):
     keep(tmp_path, images, "test", result("run", 0.9), result("run", 0.6, path="b"), result("run", 0.5, "knn"))
     keep(tmp_path, images, "test", result("run", 0.4))
