@@ -125,8 +125,12 @@ def test_ctrl_c_within_a_callback_stops_the_command(monkeypatch):
 
     monkeypatch.setattr(command, "keep_memory", lambda: None)
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
-    with pytest.raises(SystemExit) as ended:
-        replace(find_command("pretrain"), run=run).main([])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in jobs of a shell's background
+    try:
+        with pytest.raises(SystemExit) as ended:
+            replace(find_command("pretrain"), run=run).main([])
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert ended.value.code == 130
 
 
