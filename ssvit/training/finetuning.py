@@ -11,6 +11,8 @@ from typing import Any
 from ssvit.checkpoints.checkpoint import SCRATCH
 from ssvit.data.augment.options import InceptionCrop
 from ssvit.data.sources.base_options import DataSet, ImageFiles
+from ssvit.objectives.classify_options import Classify
+from ssvit.objectives.segment_options import Segment
 from ssvit.training import budget
 from ssvit.training.options import Finetune
 from ssvit.training.preset import AUTO
@@ -71,6 +73,7 @@ class Rule:
 OWN = Rule(optimizer="adamw", lr=2e-3, layer_decay=0.7, seen=900, least=6400)
 FOREIGN = Rule(optimizer="adamw", lr=2e-4, layer_decay=0.85, seen=450, least=3200)
 RANDOM = Rule(optimizer="muon", lr=2e-3, layer_decay=1.0, seen=900, least=6400)
+_HEAD = 5e-3  # learning rate of a head on frozen features
 
 
 def schedule(steps: int) -> dict[str, int]:
@@ -103,6 +106,10 @@ def chosen_schedule(options: Finetune, typed: Collection[str]) -> tuple[dict[str
         return {"recipe.batch_size": fitting}, [f"recipe.batch_size={fitting}: there are {images:,} training images"]
     checkpoint = options.encoder.checkpoint()
     rule = RANDOM if checkpoint is None or options.checkpoint == SCRATCH else FOREIGN if checkpoint.foreign else OWN
+    weights = {OWN: "weights of a run", FOREIGN: "weights of another project", RANDOM: "random weights"}[rule]
+    trained = options.objective
+    if isinstance(trained, Classify | Segment) and trained.trained == "head" and trained.lora is None:
+        rule, weights = replace(rule, optimizer="adamw", lr=_HEAD), f"{weights}, a head alone"
     own = {name: value for name, value in options.recipe if f"recipe.{name}" in typed}
     batch_size = own.get("batch_size", max(share, min(rule.batch_size(images), images) // share * share))
     recipe = rule.options(images, batch_size=batch_size, steps=own.get("steps"))
@@ -113,7 +120,6 @@ def chosen_schedule(options: Finetune, typed: Collection[str]) -> tuple[dict[str
         chosen["data.augment.scale"] = _SCALE
     if options.sweep:
         chosen.pop("recipe.lr", None)
-    weights = {OWN: "weights of a run", FOREIGN: "weights of another project", RANDOM: "random weights"}[rule]
     described = " ".join(f"{name}={text_of(value)}" for name, value in chosen.items())
     if options.compare:
         rates = {name: value for name, value in RANDOM.rates.items() if name not in own}

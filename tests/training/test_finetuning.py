@@ -60,6 +60,15 @@ def test_a_batch_is_at_most_the_labelled_images(outputs, monkeypatch, labels):
     assert accumulated == max(2, labels // 2 * 2)
 
 
+def test_a_head_alone_has_a_higher_rate_unless_frozen_layers_are_changed_too(outputs, monkeypatch):
+    monkeypatch.chdir(outputs.parent)
+    usual = scheduled(RUN).recipe.lr
+    assert scheduled(RUN, "objective.trained=head").recipe.lr > usual
+    assert scheduled(RUN, "objective.trained=1").recipe.lr == usual
+    assert scheduled(RUN, "objective.trained=head", "objective.lora={rank: 2, alpha: 2}").recipe.lr == usual
+    assert scheduled(RUN, "objective.trained=head", "recipe.lr=0.25").recipe.lr == 0.25
+
+
 def test_random_weights_have_their_own_recipe_with_and_without_a_comparison(outputs, monkeypatch):
     monkeypatch.chdir(outputs.parent)
     compared = scheduled(RUN, "compare=scratch")
