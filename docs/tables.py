@@ -132,7 +132,7 @@ def labels(file: str) -> list[list[str]]:
     for (images, count), row in sorted(found.items(), key=lambda item: (item[0][0] == "cifar10", item[0][1])):
         for objective in (name for name in objectives if name in row):
             tuned = row[objective]
-            apart = [first - second for first, second in zip(tuned, row["scratch"], strict=False)]
+            apart = [first - second for first, second in zip(tuned, row["scratch"], strict=True)]
             mean, *limits = (
                 signed(100 * value) for value in (statistics.fmean(apart), *(of_seeds(apart, [0.0]) or ()))
             )

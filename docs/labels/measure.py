@@ -18,7 +18,7 @@ ROWS = Path(__file__).parent / "photographs.csv"
 LABELS = (100, 500, 2000, 5000, 50_000)
 # Equal CPU time: medians of three costs of a step, measured in turn, are 1.076 and 1.056 times that of MAE.
 STEPS = {"mae": 1630, "masked_patch": 1515, "masked_patch_decoder": 1544}
-OUTPUTS, TEST_IMAGES = "outputs/labels", 10_000
+OUTPUTS = "outputs/labels"
 
 
 def main(root: str, seed: int, objective: str = "mae") -> None:
@@ -40,10 +40,12 @@ def main(root: str, seed: int, objective: str = "mae") -> None:
             evaluate_every=100_000, check_frozen=False, name=name, **shared,
         )  # fmt: skip
         if (compared := tuned.comparison) is not None:
-            cells = [(compared["accuracy"][side]["mean"], compared["steps"][side]) for side in starts.values()]
+            accuracies, images = compared["accuracy"], compared["images"]
+            cells = [(accuracies[side]["mean"], images, compared["steps"][side]) for side in starts.values()]
         else:
-            cells = [(tuned.metrics["test/accuracy"], tuned.history[-1]["step"])]
-        append([[*key, start, cell[0], TEST_IMAGES, cell[1]] for start, cell in zip(starts, cells, strict=True)])
+            measured = tuned.metrics
+            cells = [(measured["test/accuracy"], int(measured["test/images"]), tuned.history[-1]["step"])]
+        append([[*key, start, *cell] for start, cell in zip(starts, cells, strict=True)])
 
 
 def done(*cells: object) -> bool:

@@ -180,7 +180,7 @@ def attention(
         packed: Queries, keys and values of all tokens, (b, t, 3 * d), or with `query` keys and values, (b, t, 2 * d).
         heads: Number of heads.
         rotation: Result of `ssvit.models.positions.Rotary`.
-        ids: Indices in the rotation of the queries' tokens, (b, q), with `query`.
+        ids: Indices in the rotation of the tokens of `query`, (b, q); None: all tokens in order.
 
     Returns:
         Outputs, (b, q, d), or None if the operators do not support the tensors.
@@ -191,7 +191,7 @@ def attention(
     if rotation is not None:
         if rotation.dtype != torch.float32:
             return None
-        if query is not None and ids is not None:
+        if query is not None:
             query = _Rotation.apply(query, angles_of(rotation, ids)[:, :, 0].contiguous(), width)
         packed = _Rotation.apply(packed, rotation[:, :, 0].contiguous(), packed.shape[-1] - width)
     return _Attention.apply(query, packed, heads)

@@ -107,8 +107,8 @@ def chosen_schedule(options: Finetune, typed: Collection[str]) -> tuple[dict[str
     checkpoint = options.encoder.checkpoint()
     rule = RANDOM if checkpoint is None or options.checkpoint == SCRATCH else FOREIGN if checkpoint.foreign else OWN
     weights = {OWN: "weights of a run", FOREIGN: "weights of another project", RANDOM: "random weights"}[rule]
-    trained = options.objective
-    if isinstance(trained, Classify | Segment) and trained.trained == "head" and trained.lora is None:
+    objective = options.objective
+    if isinstance(objective, Classify | Segment) and objective.trained == "head" and objective.lora is None:
         rule, weights = replace(rule, optimizer="adamw", lr=_HEAD), f"{weights}, a head alone"
     own = {name: value for name, value in options.recipe if f"recipe.{name}" in typed}
     batch_size = own.get("batch_size", max(share, min(rule.batch_size(images), images) // share * share))
