@@ -162,7 +162,10 @@ class InceptionCrop(RandomCrop):
 
 
 class ShiftCrop(RandomCrop):
-    """A random crop of the image with reflection padding of `padding` pixels, and a flip: usual for CIFAR."""
+    """A random crop of the image with reflection padding of `padding` pixels, and a flip: usual for CIFAR.
+
+    If a crop is larger than the padded image, the largest crop of its shape that the image contains is enlarged.
+    """
 
     options: ShiftCropOptions
 
@@ -176,28 +179,30 @@ class ShiftCrop(RandomCrop):
             view: Number of the view.
 
         Raises:
-            UserError: An image is too small for the crop and its padding.
+            UserError: An image is too small for its padding.
         """
         if not isinstance(images, Tensor):
             return torch.cat([self.crop(image[None], slots[i : i + 1], seed, view) for i, image in enumerate(images)])
         b, c, h, w = images.shape
         padding = self.options.padding
-        free_h, free_w = (n + 2 * padding - crop for n, crop in zip((h, w), self.size, strict=True))
-        if min(free_h, free_w) < 0 or padding >= min(h, w):
-            crop = f"{self.size[1]}x{self.size[0]}"
-            raise UserError(f"an image of {w}x{h} pixels is too small for a crop of {crop} with padding={padding}")
+        if padding >= min(h, w):
+            raise UserError(f"an image of {w}x{h} pixels is too small for padding={padding}")
         boxes, flips = self.sample(seed, slots, torch.tensor([[h, w]], device=slots.device), view)
-        rows, columns = (self._positions(boxes[:, axis], self.size[axis], side) for axis, side in enumerate((h, w)))
+        size = boxes[0, 2:].tolist()
+        rows, columns = (self._positions(boxes[:, axis], size[axis], side) for axis, side in enumerate((h, w)))
         columns = columns.flip(1).where(flips[:, None], columns)
         taken = images.reshape(b * c * h, w).index_select(0, _flat_rows(rows[:, :, None], c, h).flatten())
-        return taken.view(b, c, -1, w).gather(3, columns[:, None, None].expand(-1, c, rows.shape[1], -1))
+        taken = taken.view(b, c, -1, w).gather(3, columns[:, None, None].expand(-1, c, rows.shape[1], -1))
+        return resize(taken, self.size)
 
     def sample(self, seed: int, slots: Tensor, sides: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
         """Sample boxes, whose top and left may be in the padding."""
         numbers = uniform(seed, "shift crop", slots, 3, view)
-        size, padding = torch.tensor(self.size, device=slots.device), self.options.padding
-        start = (numbers[:, :2] * (sides + 2 * padding - size + 1)).long() - padding
-        return torch.cat((start, size.expand_as(start)), dim=1), numbers[:, 2] < self.options.flip
+        size, padded = torch.tensor(self.size, device=slots.device), sides + 2 * self.options.padding
+        largest = (size * (sides / size).amin(1, keepdim=True)).round().long().clamp(min=1)
+        box = largest.where((padded < size).any(1, keepdim=True), size)
+        start = (numbers[:, :2] * (padded - box + 1)).long() - self.options.padding
+        return torch.cat((start, box.expand_as(start)), dim=1), numbers[:, 2] < self.options.flip
 
     @staticmethod
     def _positions(start: Tensor, crop: int, n: int) -> Tensor:

@@ -164,7 +164,7 @@ class MultiCrop(InceptionCrop):
 
 
 class ShiftCrop(RandomCrop):
-    """A crop at a random position of the padded image."""
+    """A crop at a random position of the padded image, enlarged if the padded image is smaller than the crop."""
 
     padding: Whole = 4
     """Pixels of reflection padding on each side of the image."""

@@ -148,9 +148,25 @@ def test_windows_are_torchvisions_each_as_likely(crop):
     assert chisquare(counts).pvalue > 1e-3
 
 
-def test_an_image_too_small_for_a_window_is_an_error():
+@pytest.mark.parametrize(("size", "window"), [((60, 60), (12, 12)), ((48, 32), (12, 8)), ((40, 80), (5, 10))])
+def test_a_window_of_a_small_image_is_enlarged(size, window):
+    """Crops are the enlarged windows of the largest crop of this shape, each equally likely."""
+    picture, crop = images(5, 12, 12 if window == (12, 12) else 10, 2)[3], ShiftCrop(size=size, padding=3)
+    wide = tvf.pad(picture, [3], padding_mode="reflect")
+    places = {
+        resized.flip(-1).numpy().tobytes() if flip else resized.numpy().tobytes(): (top, left, flip)
+        for top in range(wide.shape[1] - window[0] + 1)
+        for left in range(wide.shape[2] - window[1] + 1)
+        for flip in (False, True)
+        for resized in [tvf.resize(wide[:, top : top + window[0], left : left + window[1]], list(size), antialias=True)]
+    }
+    drawn = [places[one.numpy().tobytes()] for one in crop.build()(picture.expand(COUNT, -1, -1, -1), SLOTS, 0)]
+    assert chisquare([drawn.count(place) for place in places.values()]).pvalue > 1e-3
+
+
+def test_an_image_too_small_for_its_padding_is_an_error():
     with pytest.raises(UserError, match="an image of 10x8 pixels"):
-        ShiftCrop(size=20).build()(images(3, 8, 10), SLOTS[:3], 0)
+        ShiftCrop(size=20, padding=8).build()(images(3, 8, 10), SLOTS[:3], 0)
 
 
 def boxes(crop: crops.InceptionCrop, height: int, width: int, count: int = COUNT) -> tuple[torch.Tensor, torch.Tensor]:

@@ -49,7 +49,8 @@ def assert_places(shown: torch.Tensor, maps: torch.Tensor, sides: torch.Tensor) 
     [
         InceptionCrop(size=(24, 20)), InceptionCrop(size=24, **TURNS), InceptionCrop(size=(60, 70)),
         InceptionCrop(size=40, rotation=180, **TURNS, **WHOLE), ShiftCrop(size=(30, 28), padding=6),
-        ShiftCrop(size=30, **TURNS), ResizeCrop(size=(20, 24), resize=36), ResizeCrop(size=24, resize=30, **TURNS),
+        ShiftCrop(size=30, **TURNS), ShiftCrop(size=(60, 70)),
+        ResizeCrop(size=(20, 24), resize=36), ResizeCrop(size=24, resize=30, **TURNS),
         CenterCrop(size=(24, 18)), CenterCrop(size=24, resize=40), CenterCrop(size=24, fit="squash"),
         CenterCrop(size=(24, 30), fit="pad"), CenterCrop(size=40),
     ],
