@@ -223,8 +223,10 @@ class CommandLine:
         return self.start.choices.get(group, choice) if self.start and choice == PRETRAINED else choice
 
     def command(self, name: str) -> str:
-        """Return how a user invokes another command, as a shell command or as a Python function: ssvit finetune."""
-        return " ".join([self.prefix + name, *map(shlex.quote, self.flags if self.prefix != PYTHON else [])])
+        """Return how a user invokes another command in a shell: ssvit finetune."""
+        if self.prefix == PYTHON:
+            return f"ssvit {name}"
+        return " ".join([self.prefix + name, *map(shlex.quote, self.flags)])
 
     def say(self, line: str) -> None:
         """Queue the message until the configuration has been validated, so that an error is printed alone."""
