@@ -292,10 +292,10 @@ def test_each_command_has_its_name(name):
     assert find_command(name).name == name.replace("-", "_")
 
 
-def test_each_command_line_spells_other_commands_in_the_way_that_it_was_started():
+def test_each_command_line_spells_other_commands_as_a_shell_does():
     for prefix, normalize in (
         ("ssvit ", replace(normalization.command, prefix="ssvit ")),
         ("ssvit.", normalization.command),
     ):
-        assert normalize.line([]).changed([]).command("finetune") == f"{prefix}finetune"
+        assert normalize.line([]).changed([]).command("finetune") == "ssvit finetune"
         assert help.text(normalize, "a purpose", [], everything=False).startswith(f"{prefix}normalization")
