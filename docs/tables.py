@@ -20,13 +20,14 @@ from ssvit.studies.methods import markdown, mean_std
 
 DOCS = Path(__file__).parent
 RECORDS = DOCS.parent / "records"
-PAGES = [*sorted(DOCS.glob("*.md")), RECORDS / "README.md"]
+PAGES = [*sorted(DOCS.rglob("*.md")), RECORDS / "README.md"]
 MARKED = re.compile(r"(?<=<!-- table: )(\S+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 PROBES = {
     "ridge": "ridge regression (all labels)", "few_shot": "100 labels per class",
     "few_shot_big_vision": "25 labels per class", "logistic": "logistic regression", "knn": "20-NN",
     "knn_standardized": "20-NN (standardised)", "finetuned": "fine-tuned",
 }  # fmt: skip
+INTERVAL = "mean difference, 95 % interval over seeds"
 BASELINES = ("random weights", "pixels", "no pre-training")
 
 
@@ -116,33 +117,42 @@ def signed(points: float) -> str:
 
 def labels(file: str) -> list[list[str]]:
     """Return accuracies over the number of labels, and the differences of pre-training and training from scratch."""
-    found: dict[Any, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in csv_rows(file):
-        found[row["images"], int(row["labels"])][row["start"]].append(float(row["accuracy"]))
-    titles = {
-        "scratch": "from scratch", "frozen": "frozen, ridge", "random weights": "random weights, ridge",
-        "raw pixels": "raw pixels, ridge",
-    }  # fmt: skip
-    baselines = [start for start in titles if all(start in row for row in found.values())]
-    objectives = list(dict.fromkeys(start for row in found.values() for start in row if start not in titles))
-    interval = "mean difference, 95 % interval over seeds"
-    scratch, *others = (titles[start] for start in baselines)
-    lines = [["images", "labels", "pre-training", "seeds", "fine-tuned", scratch, "difference of each seed", interval]]
-    lines[0] += others
-    for (images, count), row in sorted(found.items(), key=lambda item: (item[0][0] == "cifar10", item[0][1])):
-        for objective in (name for name in objectives if name in row):
-            tuned = row[objective]
+        found[int(row["labels"])][row["start"]].append(float(row["accuracy"]))
+    lines = [["labels", "pre-training", "seeds", "fine-tuned", "from scratch", "difference of each seed", INTERVAL]]
+    for count, row in sorted(found.items()):
+        for objective, tuned in sorted((start, tuned) for start, tuned in row.items() if start != "scratch"):
             apart = [first - second for first, second in zip(tuned, row["scratch"], strict=True)]
-            mean, *limits = (
-                signed(100 * value) for value in (statistics.fmean(apart), *(of_seeds(apart, [0.0]) or ()))
-            )
             each = ", ".join(signed(100 * value) for value in apart)
-            columns = [tuned, *(row[start] for start in baselines)]
-            accuracies = [mean_std(column if len(set(column)) > 1 else column[:1]) for column in columns]
-            difference = f"{mean} ({' to '.join(limits)})" if limits else mean
-            names = ["CIFAR-10" if images == "cifar10" else "rendered shapes", f"{count:,}", f"`{objective}`"]
-            lines.append([*names, str(len(tuned)), *accuracies[:2], each, difference, *accuracies[2:]])
+            accuracies = [mean_std(column) for column in (tuned, row["scratch"])]
+            lines.append([f"{count:,}", f"`{objective}`", str(len(tuned)), *accuracies, each, over_seeds(apart)])
     return lines
+
+
+def more_labels(titles: dict[str, str]) -> list[list[str]]:
+    """Return the accuracies of fine-tuning over the number of labels, and their differences from fewer labels."""
+    found: dict[tuple[str, str], dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for row in [*csv_rows("finetuning/labels.csv"), *csv_rows("labels/photographs.csv")]:
+        if weights := row.get("weights") or {"mae": "own", "scratch": "random"}.get(row["start"]):
+            found[row["images"], weights][int(row["labels"])][int(row["seed"])] = float(row["accuracy"])
+    lines = [["images", "weights", "labels", "seeds", "accuracy", f"fewer labels: {INTERVAL}"]]
+    for (images, weights), by_labels in sorted(found.items()):
+        fewer: dict[int, float] = {}
+        for labels, seeds in sorted(by_labels.items()):
+            gain = over_seeds([seeds[seed] - fewer[seed] for seed in seeds.keys() & fewer]) if fewer else "–"
+            cells = [f"{labels:,}", str(len(seeds)), mean_std(list(seeds.values())), gain]
+            lines.append([titles[images], weights, *cells])
+            fewer = seeds
+    return lines
+
+
+def over_seeds(differences: list[float]) -> str:
+    """Return the mean of differences in points, with its 95 % interval over seeds."""
+    mean, *limits = (
+        signed(100 * value) for value in (statistics.fmean(differences), *(of_seeds(differences, [0.0]) or ()))
+    )
+    return f"{mean} ({' to '.join(limits)})" if limits else mean
 
 
 def scaling_points(folder: str, images: list[int] | None = None) -> list[list[str]]:
@@ -195,7 +205,7 @@ def record(file: str) -> list[list[str]]:
 MAKE = {
     "accuracies": accuracies, "continuations": continuations, "scaling_points": scaling_points,
     "scaling_laws": scaling_laws, "labels": labels, "record": record,
-    "segmentation": segmentation,
+    "segmentation": segmentation, "more_labels": more_labels,
 }  # fmt: skip
 
 if __name__ == "__main__":
