@@ -140,7 +140,7 @@ def more_labels(titles: dict[str, str]) -> list[list[str]]:
     for (images, weights), by_labels in sorted(found.items()):
         fewer: dict[int, float] = {}
         for labels, seeds in sorted(by_labels.items()):
-            gain = over_seeds([seeds[seed] - fewer[seed] for seed in seeds.keys() & fewer]) if fewer else "–"
+            gain = over_seeds([seeds[seed] - fewer[seed] for seed in seeds.keys() & fewer]) if fewer else ""
             cells = [f"{labels:,}", str(len(seeds)), mean_std(list(seeds.values())), gain]
             lines.append([titles[images], weights, *cells])
             fewer = seeds
