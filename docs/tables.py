@@ -57,7 +57,8 @@ def accuracies(rows: dict[str, str], probes: list[str] | None = None) -> list[li
         sources |= {f"`{name}`": f"{folder}/{name}" for name in names}
         ridge = {label: statistics.fmean(values(row)["ridge"] for row in read(sources[label])) for label in sources}
         sources = dict(sorted(sources.items(), key=lambda item: -ridge[item[0]]))
-        sources |= {name: f"{folder}/{name}" for name in BASELINES}
+        tuned = "finetuned" in (probes or PROBES)
+        sources |= {name: f"{folder}/{name}" for name in BASELINES if tuned or name != "no pre-training"}
     lines = [["method", "steps of 64", "CPU s a step", "seeds", *(PROBES[probe] for probe in probes or PROBES)]]
     for label, source in sources.items():
         seeds = read(source)
