@@ -20,6 +20,7 @@ from ssvit.values import text_of
 
 _MOST = 100_000  # labelled images, beyond which nothing changes
 _LARGE = 10_000  # labelled images, from which batches are larger
+_MANY = 2_000  # labelled images, from which weights of a run are trained as random weights are
 LIMITS = {"evaluations": 3, "warmup": 10}  # of `budget.schedule`
 _COMPLETE = {"experiment", "recipe"}  # files of options with a schedule of their own
 _SCALE = [0.8, 1.0]  # of the area of an image
@@ -108,6 +109,8 @@ def chosen_schedule(options: Finetune, typed: Collection[str]) -> tuple[dict[str
     rule = RANDOM if checkpoint is None or options.checkpoint == SCRATCH else FOREIGN if checkpoint.foreign else OWN
     weights = {OWN: "weights of a run", FOREIGN: "weights of another project", RANDOM: "random weights"}[rule]
     objective = options.objective
+    if rule is OWN and images >= _MANY and isinstance(objective, Classify) and objective.trained == "all":
+        rule = RANDOM
     if isinstance(objective, Classify | Segment) and objective.trained == "head" and objective.lora is None:
         rule, weights = replace(rule, optimizer="adamw", lr=_HEAD), f"{weights}, a head alone"
     own = {name: value for name, value in options.recipe if f"recipe.{name}" in typed}

@@ -69,6 +69,19 @@ def test_a_head_alone_has_a_higher_rate_unless_frozen_layers_are_changed_too(out
     assert scheduled(RUN, "objective.trained=head", "recipe.lr=0.25").recipe.lr == 0.25
 
 
+def test_from_some_number_of_labels_on_all_weights_of_a_run_are_trained_as_random_ones(outputs, monkeypatch):
+    monkeypatch.chdir(outputs.parent)
+    rates = {
+        (start, count): {
+            name: getattr(scheduled(*options, f"data.images={count}").recipe, name) for name in RANDOM.rates
+        }
+        for start, options in {"all": [RUN], "part": [RUN, "objective.trained=1"]}.items()
+        for count in (400, 4000)
+    }
+    assert rates["all", 4000] == RANDOM.rates
+    assert rates["all", 400] == rates["part", 400] == rates["part", 4000] == OWN.rates
+
+
 def test_random_weights_have_their_own_recipe_with_and_without_a_comparison(outputs, monkeypatch):
     monkeypatch.chdir(outputs.parent)
     compared = scheduled(RUN, "compare=scratch")
