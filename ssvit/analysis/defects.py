@@ -226,4 +226,4 @@ def sheet(options: DataSet, defects: Sequence[Defect]) -> Gallery:
         shown = {image: value} if original is None else {image: value, original: "the original"}
         pictures += [Picture(display(each.read()), (Path(each.name).name, text)) for each, text in shown.items()]
     lines = [pictures[start : start + _COLUMNS] for start in range(0, len(pictures), _COLUMNS)]
-    return Gallery(lines, f"{defects[0].reason}: {len(defects):,} files")
+    return Gallery(lines, f"{defects[0].reason}: {len(defects):,}")

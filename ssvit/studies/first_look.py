@@ -163,7 +163,7 @@ class FirstLook:
         except UserError as error:
             remark = f"; kept.csv is not written: {error}"
         counts = "".join(f"; {reason}: {len(of_reason):,}" for reason, of_reason in by_reason.items())
-        verdict = f"{len(found):,} of {len(every):,} files are left out{counts}{remark}"
+        verdict = f"files left out: {len(found):,} of {len(every):,}{counts}{remark}"
         self.report |= {"verdict": verdict, "next": " ".join(following), "cost": ""}
         by_reason.pop(defects.UNREADABLE, None)
         sheets = {reason: defects.sheet(self.source, of_reason) for reason, of_reason in by_reason.items()}
