@@ -20,7 +20,7 @@ from ssvit.values import text_of
 
 _MOST = 100_000  # labelled images, beyond which nothing changes
 _LARGE = 10_000  # labelled images, from which batches are larger
-_MANY = 2_000  # labelled images, from which weights of a run are trained as random weights are
+_MANY = 1_000  # labelled images, from which weights of a run are trained as random weights are
 LIMITS = {"evaluations": 3, "warmup": 10}  # of `budget.schedule`
 _COMPLETE = {"experiment", "recipe"}  # files of options with a schedule of their own
 _SCALE = [0.8, 1.0]  # of the area of an image
