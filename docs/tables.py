@@ -121,13 +121,14 @@ def labels(file: str) -> list[list[str]]:
     found: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in csv_rows(file):
         found[int(row["labels"])][row["start"]].append(float(row["accuracy"]))
-    lines = [["labels", "pre-training", "seeds", "fine-tuned", "from scratch", "difference of each seed", INTERVAL]]
+    lines = [["labels", "pre-training", "seeds", "accuracy", "from scratch", "difference of each seed", INTERVAL]]
     for count, row in sorted(found.items()):
         for objective, tuned in sorted((start, tuned) for start, tuned in row.items() if start != "scratch"):
             apart = [first - second for first, second in zip(tuned, row["scratch"], strict=True)]
             each = ", ".join(signed(100 * value) for value in apart)
             accuracies = [mean_std(column) for column in (tuned, row["scratch"])]
-            lines.append([f"{count:,}", f"`{objective}`", str(len(tuned)), *accuracies, each, over_seeds(apart)])
+            name = "`mae`, frozen features" if objective == "frozen" else f"`{objective}`"
+            lines.append([f"{count:,}", name, str(len(tuned)), *accuracies, each, over_seeds(apart)])
     return lines
 
 

@@ -22,7 +22,7 @@ OUTPUTS = "outputs/labels"
 
 
 def main(root: str, seed: int, objective: str = "mae") -> None:
-    """Measure all numbers of labels with one seed of pre-training and fine-tuning, and with MAE of random weights."""
+    """Measure all numbers of labels with one seed; with MAE, also frozen features and training of random weights."""
     shared: dict[str, Any] = {"outputs": OUTPUTS, "figures": "none", "seed": seed, "evaluator": []}
     steps = STEPS[objective]
     run = ssvit.pretrain(
@@ -31,6 +31,8 @@ def main(root: str, seed: int, objective: str = "mae") -> None:
     )  # fmt: skip
     for labels in LABELS:
         key = ["cifar10", labels, seed]
+        if objective == "mae" and not done(*key, "frozen"):
+            append([[*key, "frozen", *frozen(run, labels), ""]])
         starts = {"mae": "pretrained", "scratch": "scratch"} if objective == "mae" else {objective: ""}
         if done(*key, next(iter(starts))):
             continue
@@ -46,6 +48,19 @@ def main(root: str, seed: int, objective: str = "mae") -> None:
             measured = tuned.metrics
             cells = [(measured["test/accuracy"], int(measured["test/images"]), tuned.history[-1]["step"])]
         append([[*key, start, *cell] for start, cell in zip(starts, cells, strict=True)])
+
+
+def frozen(run: ssvit.Run, labels: int) -> tuple[float, int]:
+    """Return the test accuracy of ridge regression on frozen features, and the number of test images.
+
+    The layer and the penalty have the highest leave-one-out accuracy on the labelled images.
+    """
+    report = ssvit.evaluate(
+        run, probes=["ridge"], train_images=labels, test_images=None, baselines=False, duplicates=False, figures="none",
+        outputs=OUTPUTS,
+    ).metrics  # fmt: skip
+    (ridge,) = report["measured"]
+    return ridge["values"][ridge["best"]][-1], report["metadata"]["test_images"]
 
 
 def done(*cells: object) -> bool:

@@ -9,10 +9,11 @@ from ssvit.figures.plot import Level, Line, Panel, Plot
 
 FOLDER = Path(__file__).parent
 STYLES = {
-    "mae": ("MAE, fine-tuned", "model", "o"),
-    "masked_patch": ("masked patch prediction, fine-tuned", "unchanged", "^"),
-    "masked_patch_decoder": ("the same with a decoder, fine-tuned", "#7a5195", "v"),
-    "scratch": ("from scratch", "replaced", "s"),
+    "mae": ("MAE, fine-tuned", "model", "o", "-"),
+    "masked_patch": ("masked patch prediction, fine-tuned", "unchanged", "^", "-"),
+    "masked_patch_decoder": ("the same with a decoder, fine-tuned", "#7a5195", "v", "-"),
+    "frozen": ("MAE, frozen features", "model", "D", (0, (1, 2))),
+    "scratch": ("from scratch", "replaced", "s", "-"),
 }
 
 
@@ -23,11 +24,11 @@ def main() -> None:
         for row in csv.DictReader(opened):
             accuracies[row["start"]][int(row["labels"])].append(100 * float(row["accuracy"]))
     lines: list[Line] = []
-    for start, (name, color, marker) in STYLES.items():
+    for start, (name, color, marker, dash) in STYLES.items():
         seeds = sorted(accuracies[start].items())
         means = [statistics.fmean(values) for _, values in seeds]
         around = [statistics.stdev(values) if len(values) > 1 else 0 for _, values in seeds]
-        lines.append(Line([count for count, _ in seeds], means, name, color, "-", marker, size=5, around=around))
+        lines.append(Line([count for count, _ in seeds], means, name, color, dash, marker, size=5, around=around))
     labels = sorted({count for line in lines for count in line.x})
     panel = Panel(
         "top-1 on the test images (%)", lines, [Level(10.0, "chance", form="")], "labelled training images",
