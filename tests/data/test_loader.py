@@ -327,7 +327,9 @@ def test_too_low_a_limit_of_open_files_is_reported(tmp_path):
 
 
 def test_an_error_of_the_transform_reaches_the_user_in_one_line(tmp_path):
-    loader = Loader(source=folder(tmp_path, 10), transform=ShiftCrop(size=50).build(), seed=0, batch_size=5, workers=1)
+    loader = Loader(
+        source=folder(tmp_path, 10), transform=ShiftCrop(size=50, padding=6).build(), seed=0, batch_size=5, workers=1
+    )
     with pytest.raises(UserError, match=r"^an image of \dx6 pixels is too small[^\n]*$"):
         list(loader.batches(0, 2))
 

@@ -24,14 +24,18 @@ def tell_and_sleep() -> None:
 
 
 def test_a_process_that_outlives_its_tests_is_named_and_killed():
-    sleeps = [sys.executable, "-c", "import time; time.sleep(10**6)"]
+    sleeps = [sys.executable, "-c", "import time; print(flush=True); time.sleep(10**6)"]
     code = f"""
 import subprocess, leftovers
 leftovers.LIMIT = 1
 leftovers.mark()
 subprocess.run(["true"])
-left = subprocess.Popen({sleeps}, start_new_session=True)
-assert list(leftovers.end()) == [left.pid]
+left = subprocess.Popen({sleeps}, stdout=subprocess.PIPE, start_new_session=True)
+left.stdout.readline()  # Linux shows the environment of a new process only after some time.
+try:
+    assert list(leftovers.end()) == [left.pid]
+finally:
+    left.kill()
 print(left.wait())
 """
     with python(code) as process:
