@@ -17,6 +17,7 @@ History = Sequence[Mapping[str, float | None]]
 """Rows of metrics, each with its "step"; None is a value that was not finite."""
 DASHED: Dash = (0, (5, 2))  # for a line that may overlap another one, which is visible in the gaps
 _THIN = ("train", "ink")
+_MARGIN = 1.15  # factor between the last tick of a logarithmic axis and its end
 _TITLE = 45  # maximum number of characters of a line of a title
 
 
@@ -82,7 +83,7 @@ class Panel:
         levels: The baselines.
         xlabel: Label of the x axis.
         title: The title; "": none.
-        xticks: The ticks; None: matplotlib's.
+        xticks: The ticks; None: matplotlib's. A logarithmic axis ends at these ticks.
         log: Whether the x axis is logarithmic.
         close: Whether the y axis starts near the minimum instead of at 0, for values that differ little.
         log_y: Whether the y axis is logarithmic.
@@ -136,6 +137,8 @@ class Panel:
                 ticks.set_major_formatter("{x:,g}")
         if self.xticks is not None:
             axis.set_xticks(self.xticks[:: len(self.xticks) // 16 + 1])
+            if self.log:
+                axis.set_xlim(min(self.xticks) / _MARGIN, max(self.xticks) * _MARGIN)
 
 
 @dataclass(frozen=True)

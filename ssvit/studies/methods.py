@@ -31,7 +31,10 @@ def read_rows(folder: Path) -> dict[str, Row]:
 
 
 def read_tables(folders: Iterable[Path]) -> dict[str, Row]:
-    """Read the rows of all tables in folders and their subfolders; the names of objectives begin with the subfolder."""
+    """Read the rows of all tables in folders and their subfolders; the names of objectives begin with the subfolder.
+
+    Rows of held-out images, which choose options (development=…), are skipped if there are rows of test images.
+    """
     rows: dict[str, Row] = {}
     for folder in folders:
         for file in sorted(folder.rglob("*_seed*.json")):
@@ -39,7 +42,12 @@ def read_tables(folders: Iterable[Path]) -> dict[str, Row]:
             if "stages" in row:
                 name = "/".join([*file.relative_to(folder).parts[:-1], row["objective"]])
                 rows[str(file)] = row | {"objective": name}
-    return rows
+    of_test = {file: row for file, row in rows.items() if not _is_held_out(row)}
+    return of_test or rows
+
+
+def _is_held_out(row: Row) -> bool:
+    return any(option.startswith("development=") for option in row["protocol"]["options"])
 
 
 def curve(
@@ -132,10 +140,8 @@ def _rows_by_objective(rows: Mapping[str, Row]) -> dict[str, list[Row]]:
         if name != BASELINES:
             grouped[row["objective"]].append(row)
     first = next(iter(_columns(rows)))
-    return {
-        name: grouped[name]
-        for name in sorted(grouped, key=lambda name: -statistics.fmean(_scores(grouped[name], first)))
-    }
+    means = {name: statistics.fmean(_scores(of_objective, first) or [0.0]) for name, of_objective in grouped.items()}
+    return {name: grouped[name] for name in sorted(means, key=lambda name: -means[name])}
 
 
 def _columns(rows: Mapping[str, Row]) -> dict[str, str]:
@@ -177,15 +183,15 @@ def ranking(rows: Mapping[str, Row], amount: str) -> str:
         amount: Measure of cost, one of `AMOUNTS`.
 
     Returns:
-        The ranking as text; "" for fewer than two objectives.
+        The ranking as text; "" for fewer than two objectives, or if no probe is in all curves.
     """
     import numpy as np
 
     runs_of = curves(rows)
-    if len(runs_of) < 2:
+    if len(runs_of) < 2 or not (titles := probes_in(runs_of)):
         return ""
     least = min(points[-1][amount] for runs in runs_of.values() for points in runs)
-    probe, words = next(iter(probes_in(runs_of).items()))
+    probe, words = next(iter(titles.items()))
 
     def at_least(points: Sequence[Mapping[str, float]]) -> float:
         spent, scores = ([point[name] for point in points] for name in (amount, probe))
@@ -205,20 +211,20 @@ def plot_costs(rows: Mapping[str, Row]) -> "Plot":
 
     panels = []
     by_objective, titles = _rows_by_objective(rows), {**_columns(rows), "finetuned": "fine-tuned"}
+    spent = {name: total(of_objective[0]["stages"])["cpu_seconds"] / 60 for name, of_objective in by_objective.items()}
+    budgets = sorted({float(f"{minutes:.2g}") for minutes in spent.values()})
     for measure in [*titles][:1] + [*titles][-2:]:
         lines = []
         for index, (name, of_objective) in enumerate(by_objective.items()):
             scores = [row["finetuned"] for row in of_objective if measure in row] or _scores(of_objective, measure)
             if scores:
-                minutes, mean = total(of_objective[0]["stages"])["cpu_seconds"] / 60, 100 * statistics.fmean(scores)
-                interval = of_seeds(scores, [0.0])
+                mean, interval = 100 * statistics.fmean(scores), of_seeds(scores, [0.0])
                 around = [100 * (interval.high - interval.low) / 2] if interval else None
                 marker = _MARKERS[index % len(_MARKERS)]
-                lines.append(Line([minutes], [mean], name, f"C{index % 10}", "", marker, around=around))
+                lines.append(Line([spent[name]], [mean], name, f"C{index % 10}", "", marker, around=around))
         if lines:
-            panels.append(
-                Panel(f"{titles[measure]} (%)", lines, [], "CPU minutes of pre-training", log=True, close=True)
-            )
+            xlabel = "CPU minutes of pre-training"
+            panels.append(Panel(f"{titles[measure]} (%)", lines, [], xlabel, xticks=budgets, log=True, close=True))
     height = 4 + 0.05 * len(by_objective)  # the legend has four columns
     return Plot(panels, (4.5 * len(panels), height), legend="below")
 
@@ -233,9 +239,13 @@ def curves(rows: Mapping[str, Row]) -> dict[str, list[list[dict[str, float]]]]:
 
 
 def probes_in(runs_of: Mapping[str, list[list[dict[str, float]]]]) -> dict[str, str]:
-    """Return the titles of the probes of curves, by their names."""
-    first = next(iter(runs_of.values()))[0][0]
-    return {name: title(name) for name in first if name not in (*AMOUNTS, "step", "chance")}
+    """Return the titles of the probes that all curves have, by their names."""
+    first, *others = (points[0] for runs in runs_of.values() for points in runs)
+    return {
+        name: title(name)
+        for name in first
+        if name not in (*AMOUNTS, "step", "chance") and all(name in other for other in others)
+    }
 
 
 def plot(runs_of: Mapping[str, list[list[dict[str, float]]]]) -> "Plot":

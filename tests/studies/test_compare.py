@@ -226,6 +226,27 @@ def test_the_order_at_equal_amounts_is_that_of_interpolated_curves():
     assert methods.ranking(rows, "images") == f"b 50.0, a {expected:.1f} (knn in training, %)"
 
 
+def test_a_table_has_rows_of_test_images_and_those_of_held_out_images_only_if_there_are_no_others(tmp_path):
+    def write(name, development, probe):
+        cost = {"steps": 10, "cpu_seconds": 6.0, "seconds": 6.0, "flops": 2.0, "images": 4, "preparation": 0.0}
+        curve = [{"step": step, "cpu_seconds": 6.0 * step, "flops": 2, "images": 4, probe: 0.2} for step in (0, 10)]
+        probes = {"ridge": {"column": "all labels", "chosen": 0.5, "layer": 1, "last": 0.5}}
+        row = {"objective": name, "seed": 0, "stages": [cost | {"backend": "torch"}], "curve": curve, "probes": probes,
+               "protocol": {"options": ["encoder=small", *development]}}  # fmt: skip
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}_seed0.json").write_text(json.dumps(row))
+
+    write("lever", ["development=0.1"], "knn")
+    assert {row["objective"] for row in methods.read_tables([tmp_path]).values()} == {"lever/lever"}
+    write("entry", [], "knn")
+    write("other", [], "ridge")
+    rows = methods.read_tables([tmp_path])
+    assert {row["objective"] for row in rows.values()} == {"entry/entry", "other/other"}
+    assert "entry" in methods.methods_table(rows)
+    assert methods.ranking(rows, "images") == ""  # their curves have different probes
+    assert all(panel.xticks == [1.0] for panel in methods.plot_costs(rows).panels)
+
+
 def test_the_cost_of_a_step_counts_its_operations(monkeypatch):
     monkeypatch.setattr(benchmark, "_STEPS", 2)
     recipe = Recipe(**{**tiny.RECIPE, "accumulate": 2, "clip": 0.0})
