@@ -1,7 +1,8 @@
 """Print a table of the accuracies of finished runs: data sets by models, with mean and deviation over seeds.
 
 Usage: ssvit table [RUNS…]. For folders with rows of ssvit compare, the table has objectives and their costs, and
-costs.png in the first folder shows accuracies over costs. Rows on held-out images are skipped if others are on test images.
+costs.png in the first folder shows accuracies over costs. Rows of held-out images are skipped if there are rows of test
+images.
 """
 
 import json
