@@ -22,6 +22,7 @@ from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
+from ssvit.data.loader import TOLERATED
 from ssvit.data.sources.base_options import DataSet
 from ssvit.data.sources.datasets_options import Csv
 from ssvit.engine import atomic_io
@@ -50,6 +51,7 @@ _MOST = 20_000  # training images of the pre-training, which checks the content 
 _LISTED = 1000  # files in the page
 # Options of a table that kept.csv does not need: its columns and splits have the usual names.
 _OF_TABLE = {"table", "root", "path", "label", "split", "mask", "train", "validation", "test", "held_out", "seed"}
+_CHECK = "a pass over all files, since too many of them cannot be read for training"
 _START = 5.0  # CPU seconds in which a command starts
 _LONGER = 1.5  # the budget of the next command, relative to this one
 Changes = Mapping[str, object]
@@ -144,6 +146,8 @@ class FirstLook:
             parts = zip(("train", "test"), self.sample.sources(self.data), strict=True)
             samples = {name: images.read(self.source, source) for name, source in parts}
             self.report["images"] = list(images.describe(self.source, self.data, samples))
+            failures = sum(len(sample.failures) for sample in samples.values())
+            self.report["unreadable"] = failures / (failures + sum(len(sample.images) for sample in samples.values()))
             self._save(images=images.contact_sheet(self.source, samples["train"]))
         print_lines(*(f"  {line}" for line in self.report["images"]), f"  contact sheet: {self.folder / 'images.png'}")
 
@@ -282,6 +286,8 @@ class FirstLook:
             best: Name of the best encoder, or of the one to use if there are no labels.
             has_weights: Whether existing weights were measured.
         """
+        if self.report.get("unreadable", 0.0) > TOLERATED:
+            return " ".join([self.line.command("try"), *self._typed, "stages=images"]), _CHECK
         row = self.report["encoders"][best]
         more = f"at most {minutes((_LONGER - 1) * self.options.budget)} more"
         if not has_weights and self.options.weights:

@@ -140,6 +140,14 @@ def test_what_cannot_be_measured_is_one_line(tried, tmp_path):
     error_of(ssvit.try_images, tmp_path / "one" / "red" / "0.png")
 
 
+def test_with_too_many_unreadable_files_the_next_command_lists_them(tried, tmp_path):
+    folder = pictures(tmp_path / "photos", "red", "green")
+    assert "stages=images" not in str(tried(folder).metrics["next"])
+    (folder / "red" / "0.png").write_bytes(b"no image")
+    assert "stages=images" in str(tried(folder).metrics["next"])
+    assert "kept.csv" in str(tried(folder, stages="images").metrics["next"])
+
+
 def test_a_stage_that_fails_does_not_stop_the_others(tried, tmp_path, capsys):
     folder = pictures(tmp_path / "photos", "red", "green")
     report = tried(folder, weights=["missing.safetensors"]).metrics
