@@ -52,6 +52,7 @@ _LISTED = 1000  # files in the page
 # Options of a table that kept.csv does not need: its columns and splits have the usual names.
 _OF_TABLE = {"table", "root", "path", "label", "split", "mask", "train", "validation", "test", "held_out", "seed"}
 _CHECK = "a pass over all files, since too many of them cannot be read for training"
+_SAMPLE = {"images": "a sample of the training images"}  # captions of sheets
 _START = 5.0  # CPU seconds in which a command starts
 _LONGER = 1.5  # the budget of the next command, relative to this one
 Changes = Mapping[str, object]
@@ -173,12 +174,13 @@ class FirstLook:
         sheets = {reason: defects.sheet(self.source, of_reason) for reason, of_reason in by_reason.items()}
         self._save(**sheets)
         written = {name: as_csv(rows[0], rows[1:]).encode() for name, rows in tables.items()}
-        atomic_io.write_files(self.folder, written | self._page([*sheets, "images"], table[: _LISTED + 1]))
+        page = self._page({name: name for name in sheets} | _SAMPLE, table[: _LISTED + 1])
+        atomic_io.write_files(self.folder, written | page)
         print_lines(f"page: {self.folder / 'report.html'}")
         advice.print_next(self.report["next"], verdict)
 
-    def _page(self, sheets: Sequence[str], table: Sequence[Sequence[str]]) -> dict[str, bytes]:
-        """Return the page of the results, with pictures by name and a table with its header first."""
+    def _page(self, sheets: Mapping[str, str], table: Sequence[Sequence[str]]) -> dict[str, bytes]:
+        """Return the page of the results, with the captions of pictures by name, and a table with its header first."""
         template = Environment(loader=PackageLoader("ssvit.studies"), autoescape=True).get_template("try.html.j2")
         rows = [[one_line(cell) for cell in row] for row in table]
         page = template.render(self.report, path=self.options.path, table=rows, sheets=sheets)
@@ -274,8 +276,8 @@ class FirstLook:
         except UserError as error:
             command, cost = self._longer(), f"fine-tuning was not estimated: {error}"
         self.report |= {"verdict": verdict, "next": command, "cost": cost}
-        sheets = ["images", *(row["sheet"] for row in rows.values() if "sheet" in row)]
-        atomic_io.write_files(self.folder, self._page(sheets, table))
+        neighbours = {row["sheet"]: f"nearest neighbours: {name}" for name, row in rows.items() if "sheet" in row}
+        atomic_io.write_files(self.folder, self._page(_SAMPLE | neighbours, table))
         print_lines(f"page: {self.folder / 'report.html'}", f"cost of the next command: {cost}")
         advice.print_next(command, verdict)
 
