@@ -35,7 +35,7 @@ def cosines(queries: torch.Tensor, train: torch.Tensor) -> torch.Tensor:
 def assert_nearest(
     found: Neighbours, queries: torch.Tensor, train: torch.Tensor, k: int, own: torch.Tensor | None = None
 ) -> None:
-    """Found are k different images, best first, equals in order, none less similar than any other by more than 1e-6."""
+    """Found are k different images, best first, equals in order, none less similar than any other by more than 3e-6."""
     expected = cosines(queries, train)
     if own is not None:
         rows = (own >= 0).nonzero()[:, 0]
@@ -44,8 +44,8 @@ def assert_nearest(
     assert similarities.dtype == torch.float32
     assert indices.dtype == torch.int64
     assert all(len(set(row)) == k for row in indices.tolist())
-    torch.testing.assert_close(similarities.double(), expected.gather(1, indices), rtol=0, atol=1e-6)
-    torch.testing.assert_close(similarities.double(), expected.topk(k).values, rtol=0, atol=1e-6)
+    torch.testing.assert_close(similarities.double(), expected.gather(1, indices), rtol=0, atol=3e-6)
+    torch.testing.assert_close(similarities.double(), expected.topk(k).values, rtol=0, atol=3e-6)
     falls, rises = (similarities.diff() < 0), (indices.diff() > 0)
     assert ((similarities.diff() <= 0) & (falls | rises)).all()
 
