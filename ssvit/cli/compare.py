@@ -17,13 +17,15 @@ from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Name, Seconds, Tree
 from ssvit.data.sources.base_options import SHORT_FORMS
-from ssvit.errors import OptionError
+from ssvit.engine.progress import minutes
+from ssvit.errors import OptionError, print_lines
 from ssvit.studies import methods
 from ssvit.studies.trials import Names, Stage, Study, Trials, Typed, check_images, recipe_options, stages
 from ssvit.training.budget import steps_within
 
 # Placeholders in a stage's options: the run of the previous stage, and the option teacher.
 _BEFORE, _TEACHER = "{before}", "{teacher}"
+_BESIDES = "measurements of steps, evaluations and fine-tuning are added"
 
 
 class Compare(Study):
@@ -55,13 +57,16 @@ def run(config: Config) -> Path:
         if options.teacher is None and any(_TEACHER in option for stage in parts for option in stage.options):
             raise OptionError("teacher", None, f"must be set for {name}")
     comparison = Comparison(config, {"budget": options.budget})
+    planned = [(name, seed) for seed in range(options.seed, options.seed + options.seeds) for name in chosen]
+    missing = sum(not comparison.file(*row).is_file() for row in planned)
+    spent = minutes(missing * options.budget)
+    print_lines(f"missing: {missing} of {len(planned)} rows, with {spent} of pre-training in total; {_BESIDES}")
     for name, parts in chosen.items():
         for index, stage in enumerate(parts):
             if not any(_BEFORE in option for option in stage.options):
                 comparison.stage_cost(name, index, stage)
-    for seed in range(options.seed, options.seed + options.seeds):
-        for name, parts in chosen.items():
-            comparison.row(name, seed, parts)
+    for name, seed in planned:
+        comparison.row(name, seed, chosen[name])
     results = methods.read_rows(comparison.table)
     curves = methods.curves(results)
     figures = {"accuracy.png": methods.plot(curves)} if curves else {}
@@ -72,6 +77,10 @@ class Comparison(Trials):
     """Tree the commands of a comparison."""
 
     options: Compare
+
+    def file(self, name: str, seed: int) -> Path:
+        """Return the file of a row."""
+        return self.table / f"{name}_seed{seed}.json"
 
     def stage_cost(self, name: str, index: int, stage: Stage, before: str = "") -> dict[str, Any]:
         """Return the cost of a step of a stage.
@@ -92,10 +101,9 @@ class Comparison(Trials):
             seed: Seed of the runs.
             parts: Stages of the objective.
         """
-        run_name = f"{name}_seed{seed}"
-        if (self.table / f"{run_name}.json").is_file():
+        run_name, before = f"{name}_seed{seed}", ""
+        if self.file(name, seed).is_file():
             return
-        before = ""
         trained: list[dict[str, Any]] = []
         curve: list[dict[str, float]] = []
         for index, stage in enumerate(parts):
