@@ -123,11 +123,14 @@ def labels(file: str) -> list[list[str]]:
         found[int(row["labels"])][row["start"]].append(float(row["accuracy"]))
     lines = [["labels", "pre-training", "seeds", "accuracy", "from scratch", "difference of each seed", INTERVAL]]
     for count, row in sorted(found.items()):
-        for objective, tuned in sorted((start, tuned) for start, tuned in row.items() if start != "scratch"):
-            apart = [first - second for first, second in zip(tuned, row["scratch"], strict=True)]
+        for start, tuned in sorted((start, tuned) for start, tuned in row.items() if not start.startswith("scratch")):
+            objective, longer, minutes = re.fullmatch(r"(.*?)(_(\d+)min)?", start).groups()  # type: ignore[union-attr]
+            scratch = row[f"scratch{longer or ''}"]
+            apart = [first - second for first, second in zip(tuned, scratch, strict=True)]
             each = ", ".join(signed(100 * value) for value in apart)
-            accuracies = [mean_std(column) for column in (tuned, row["scratch"])]
+            accuracies = [mean_std(column) for column in (tuned, scratch)]
             name = "`mae`, frozen features" if objective == "frozen" else f"`{objective}`"
+            name += f", {minutes} CPU minutes" if minutes else ""
             lines.append([f"{count:,}", name, str(len(tuned)), *accuracies, each, over_seeds(apart)])
     return lines
 

@@ -2,6 +2,7 @@
 
     python docs/labels/measure.py ROOT 0                  # the folder of CIFAR-10 and a seed: MAE and random weights
     python docs/labels/measure.py ROOT 0 masked_patch     # or masked_patch_decoder, for the same CPU time
+    python docs/labels/measure.py ROOT 0 mae 29           # a pre-training that takes 29/6 of the time
 
 Rows that photographs.csv has are skipped, and interrupted runs are continued: the same command finishes an interrupted
 one. `python docs/labels/plot.py` draws the rows. docs/labels.md describes the protocol.
@@ -21,22 +22,30 @@ STEPS = {"mae": 1630, "masked_patch": 1515, "masked_patch_decoder": 1544}
 OUTPUTS = "outputs/labels"
 
 
-def main(root: str, seed: int, objective: str = "mae") -> None:
-    """Measure all numbers of labels with one seed; with MAE, also frozen features and training of random weights."""
+def main(root: str, seed: int, objective: str = "mae", minutes: int = 6) -> None:
+    """Measure all numbers of labels with one seed; with MAE, also frozen features and training of random weights.
+
+    Args:
+        root: The folder of CIFAR-10.
+        seed: Seed of pre-training and fine-tuning.
+        objective: mae, masked_patch or masked_patch_decoder.
+        minutes: CPU time of the pre-training on a core with AVX2.
+    """
     shared: dict[str, Any] = {"outputs": OUTPUTS, "figures": "none", "seed": seed, "evaluator": []}
-    steps = STEPS[objective]
+    steps = round(STEPS[objective] * minutes / 6)
+    longer = f"_{minutes}min" * (minutes != 6)
     run = ssvit.pretrain(
         objective=objective, encoder="mini", data="cifar10", steps=steps, warmup=steps // 20, evaluate_every=steps,
-        probes=[], name=f"{objective}_seed{seed}", **shared, **{"data.root": root},
+        probes=[], name=f"{objective}{longer}_seed{seed}", **shared, **{"data.root": root},
     )  # fmt: skip
     for labels in LABELS:
         key = ["cifar10", labels, seed]
-        if objective == "mae" and not done(*key, "frozen"):
-            append([[*key, "frozen", *frozen(run, labels), ""]])
-        starts = {"mae": "pretrained", "scratch": "scratch"} if objective == "mae" else {objective: ""}
-        if done(*key, next(iter(starts))):
+        if objective == "mae" and not done(*key, f"frozen{longer}"):
+            append([[*key, f"frozen{longer}", *frozen(run, labels), ""]])
+        starts = {objective: "pretrained", "scratch": "scratch"} if objective == "mae" else {objective: ""}
+        if done(*key, f"{objective}{longer}"):
             continue
-        name = f"labels{labels}_seed{seed}" + f"_{objective}" * (objective != "mae")
+        name = f"labels{labels}_seed{seed}" + f"_{objective}" * (objective != "mae") + longer
         tuned = ssvit.finetune(
             run, subset={"images": labels}, compare="scratch" if objective == "mae" else None, seeds=1,
             evaluate_every=100_000, check_frozen=False, name=name, **shared,
@@ -47,7 +56,7 @@ def main(root: str, seed: int, objective: str = "mae") -> None:
         else:
             measured = tuned.metrics
             cells = [(measured["test/accuracy"], int(measured["test/images"]), tuned.history[-1]["step"])]
-        append([[*key, start, *cell] for start, cell in zip(starts, cells, strict=True)])
+        append([[*key, f"{start}{longer}", *cell] for start, cell in zip(starts, cells, strict=True)])
 
 
 def frozen(run: ssvit.Run, labels: int) -> tuple[float, int]:
@@ -76,4 +85,4 @@ def append(rows: list[list[object]]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:4], *map(int, sys.argv[4:]))
