@@ -50,17 +50,12 @@ def csv_rows(name: str, reader: Any = csv.DictReader) -> Any:
 
 
 def accuracies(rows: dict[str, str], probes: list[str] | None = None) -> list[list[str]]:
-    """Return mean and standard deviation over the seeds; objectives of a folder descend by ridge regression."""
-    sources = {label: source for label, source in rows.items() if label != "all"}
-    if folder := rows.get("all"):
-        names = {file.name.partition("_seed")[0] for file in (DOCS / folder).glob("*_seed*.json")}
-        sources |= {f"`{name}`": f"{folder}/{name}" for name in names}
-        ridge = {label: statistics.fmean(values(row)["ridge"] for row in read(sources[label])) for label in sources}
-        sources = dict(sorted(sources.items(), key=lambda item: -ridge[item[0]]))
-        tuned = "finetuned" in (probes or PROBES)
-        sources |= {name: f"{folder}/{name}" for name in BASELINES if tuned or name != "no pre-training"}
+    """Return mean and standard deviation over the seeds of the rows in `sources`."""
+    tuned = "finetuned" in (probes or PROBES)
     lines = [["method", "steps of 64", "CPU s a step", "seeds", *(PROBES[probe] for probe in probes or PROBES)]]
-    for label, source in sources.items():
+    for label, source in sources(rows).items():
+        if label == "no pre-training" and not tuned:
+            continue
         seeds = read(source)
         stages = seeds[0].get("stages", ())
         steps = " + ".join(f"{stage['steps']:,}" for stage in stages)
@@ -68,6 +63,18 @@ def accuracies(rows: dict[str, str], probes: list[str] | None = None) -> list[li
         cells = [mean_std([values(row)[probe] for row in seeds if probe in values(row)]) for probe in probes or PROBES]
         lines.append([label, steps, seconds, str(len(seeds)), *cells])
     return lines
+
+
+def sources(rows: dict[str, str]) -> dict[str, str]:
+    """Return the sources of rows by label; with a folder, its objectives descend by ridge regression."""
+    found = {label: source for label, source in rows.items() if label != "all"}
+    if folder := rows.get("all"):
+        names = {file.name.partition("_seed")[0] for file in (DOCS / folder).glob("*_seed*.json")}
+        found |= {f"`{name}`": f"{folder}/{name}" for name in names}
+        ridge = {label: statistics.fmean(values(row)["ridge"] for row in read(found[label])) for label in found}
+        found = dict(sorted(found.items(), key=lambda item: -ridge[item[0]]))
+        found |= {name: f"{folder}/{name}" for name in BASELINES}
+    return found
 
 
 def read(source: str) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@
     python docs/labels/measure.py ROOT 0 mae 29           # a pre-training that takes 29/6 of the time
 
 Rows that photographs.csv has are skipped, and interrupted runs are continued: the same command finishes an interrupted
-one. `python docs/labels/plot.py` draws the rows. docs/labels.md describes the protocol.
+one. `python docs/plots.py` draws the rows. docs/labels.md describes the protocol.
 """
 
 import csv

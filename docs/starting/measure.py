@@ -7,7 +7,7 @@
 FOLDER contains `vit-s14` (weights as transformers writes them, the start `public`), `mae` (a run of ssvit, the start
 `small`), `sign-digits-100` (photographs in train/ and test/, a folder for each class) and `cifar-10-batches-py`.
 Finished runs are skipped and interrupted ones are continued, so the same command finishes an interrupted one.
-`python docs/starting/plot.py` draws the rows; docs/starting.md describes the protocol.
+`python docs/plots.py` draws the rows; docs/starting.md describes the protocol.
 """
 
 import csv
