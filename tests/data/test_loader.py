@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from multiprocessing import active_children
@@ -20,6 +21,7 @@ from command import LIMIT
 from leftovers import alive
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from ssvit.data import sampler
 from ssvit.data.augment.options import CenterCrop, InceptionCrop, MultiCrop, ShiftCrop
@@ -28,6 +30,7 @@ from ssvit.data.sources.base import Source, Unreadable
 from ssvit.data.sources.base_options import check_shares
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
+from ssvit.engine.private import end_workers
 from ssvit.errors import OptionError, UserError
 
 TAG = CenterCrop(size=1).build()  # leaves one pixel, which identifies the image
@@ -462,3 +465,16 @@ def test_batches_for_a_gpu_are_made_on_a_second_stream_for_which_the_step_waits(
     of_one = ["event on main", "made on side", "main waits for side", "event on main", *["recorded on main"] * 4]
     assert device.log == ["side waits for main", *of_one, *of_one, "event on main"]
     assert loader.waited == 1.0
+
+
+def test_workers_end_even_if_a_killed_one_held_the_lock_of_their_event():
+    batches = iter(DataLoader(range(8), num_workers=2, batch_size=2))
+    next(batches)
+    batches._workers_done_event._cond.acquire()
+    batches._workers[0].kill()
+    batches._workers[0].join()
+    ended = threading.Thread(target=end_workers, args=(batches,), daemon=True)
+    ended.start()
+    ended.join(LIMIT)
+    assert not ended.is_alive()
+    assert not any(worker.is_alive() for worker in batches._workers)
