@@ -15,12 +15,11 @@ from ssvit.figures.style import COLORS, INK, PALE, panels
 
 Rows = dict[str, dict[str, list[float]]]
 """Figures in percent, for each seed, by the name of a line and by probe."""
-_DOTTED = (0, (1, 2))
 _STARTS = {
     "mae": ("MAE, fine-tuned", "model", "o", "-"),
     "masked_patch": ("masked patch prediction, fine-tuned", "unchanged", "^", "-"),
     "masked_patch_decoder": ("the same with a decoder, fine-tuned", "#7a5195", "v", "-"),
-    "frozen": ("MAE, frozen features", "model", "D", _DOTTED),
+    "frozen": ("MAE, frozen features", "model", "D", (0, (1, 2))),
     "scratch": ("from scratch", "replaced", "s", "-"),
 }
 _CONTINUED = {
@@ -89,9 +88,7 @@ def objectives() -> bytes:
     """Draw all objectives on CIFAR-10 after both budgets; the longer one determines the order."""
     short, long = rows_of("cifar10_6min"), rows_of("cifar10_29min")
     dashes = dict(zip(tables.BASELINES, ("--", ":", "-."), strict=True))
-    levels = {
-        name: (dash, {probe: values[0] for probe, values in short[name].items()}) for name, dash in dashes.items()
-    }
+    levels = {name: (dash, single(short[name])) for name, dash in dashes.items()}
     best = {name: values for name, values in (short | long).items() if name not in dashes}
     order = sorted(best, key=lambda name: -statistics.fmean(best[name]["ridge"]))
     series = {

@@ -101,9 +101,10 @@ class Comparison(Trials):
             seed: Seed of the runs.
             parts: Stages of the objective.
         """
-        run_name, before = f"{name}_seed{seed}", ""
-        if self.file(name, seed).is_file():
+        file, before = self.file(name, seed), ""
+        if file.is_file():
             return
+        run_name = file.stem
         trained: list[dict[str, Any]] = []
         curve: list[dict[str, float]] = []
         for index, stage in enumerate(parts):

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from ssvit.data.batch import Batch
 from ssvit.data.sources.base import Unreadable
-from ssvit.engine.private import GRACE, end_workers
+from ssvit.engine.private import end_workers
 from ssvit.errors import UserError
 
 TIMEOUT = 300.0  # seconds; below the 600 of process groups, so that the cause is reported first
@@ -191,7 +191,6 @@ def _running(loader: DataLoader[Result]) -> Iterator[tuple[Iterator[Result], Col
     except BaseException:
         for worker in workers:
             worker.kill()  # a worker that hangs would delay the shutdown
-            worker.join(GRACE)
         raise
     finally:
         atexit.unregister(stop)

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-GRACE = 5.0  # seconds after which a killed process that waits for its disk is no longer waited for
+_GRACE = 5.0  # seconds in which a process that lives has released a lock
 P = ParamSpec("P")
 T = TypeVar("T")
 # A build without oneDNN, as on some ARM machines, has no such kernel.
@@ -103,11 +103,9 @@ def tracing_errors() -> tuple[type[Exception], ...]:
 
 def end_workers(batches: Iterator[Any]) -> None:
     """End the processes of an iterator over a DataLoader now, and not when it is collected as garbage."""
-    workers = batches._workers  # type: ignore[attr-defined]
-    if not all(worker.is_alive() for worker in workers):
-        for worker in workers:
-            worker.kill()
-            worker.join(GRACE)
-        # A process that was killed may have held the lock of this event, and would never release it.
+    lock = batches._workers_done_event._cond  # type: ignore[attr-defined]
+    if lock.acquire(timeout=_GRACE):
+        lock.release()
+    else:  # A process that was killed held the lock of this event, and will never release it.
         batches._workers_done_event = torch.multiprocessing.Event()  # type: ignore[attr-defined]
     batches._shutdown_workers()  # type: ignore[attr-defined]

@@ -477,4 +477,5 @@ def test_workers_end_even_if_a_killed_one_held_the_lock_of_their_event():
     ended.start()
     ended.join(LIMIT)
     assert not ended.is_alive()
+    batches._workers[1].join(LIMIT)
     assert not any(worker.is_alive() for worker in batches._workers)
