@@ -19,6 +19,7 @@ from ssvit.config.declaration import Name, Seconds, Tree
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.engine.progress import minutes
 from ssvit.errors import OptionError, print_lines
+from ssvit.evaluation.baselines import PIXELS, RANDOM
 from ssvit.studies import methods
 from ssvit.studies.trials import Names, Stage, Study, Trials, Typed, check_images, recipe_options, stages
 from ssvit.training.budget import steps_within
@@ -74,7 +75,7 @@ def run(config: Config) -> Path:
 
 
 class Comparison(Trials):
-    """Tree the commands of a comparison."""
+    """Run the commands of a comparison."""
 
     options: Compare
 
@@ -124,7 +125,8 @@ class Comparison(Trials):
         results = {"probes": methods.probes(report), **self.finetuned(before, run_name, seed)}
         if missing:  # written before the row, since an existing row is skipped
             scratch = self.finetuned("scratch", f"scratch_seed{seed}", seed)
-            self.write(methods.BASELINES, {"baselines": methods.baselines(report), **scratch})
+            baselines = {name: methods.probes(report, name) for name in (RANDOM, PIXELS)}
+            self.write(methods.BASELINES, {"baselines": baselines, **scratch})
         self.write(run_name, {"objective": name, "seed": seed, "stages": trained, "curve": curve, **results})
 
     def _options(self, stage: Stage, before: str) -> list[str]:

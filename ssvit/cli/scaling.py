@@ -143,7 +143,7 @@ def shape(point: Mapping[str, Any]) -> dict[str, int | None]:
 
 
 class Grid(Trials):
-    """Tree the commands of a grid."""
+    """Run the commands of a grid."""
 
     def row(self, objective: str, point: dict[str, Any], seed: int) -> None:
         """Compute the row of a ViT with a point's depth, width and patch size.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssvit.evaluation.baselines import PIXELS, RANDOM, RANDOM_PREFIX
+from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM, RANDOM_PREFIX
 from ssvit.evaluation.statistics import Interval, of_seeds, verdict
 from ssvit.evaluation.titles import title
 
@@ -70,39 +70,23 @@ def curve(
     return points
 
 
-def probes(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the score of each probe in a report at the layer chosen without test labels and at the last layer."""
-    return {
-        probe["measure"]: {
-            "column": probe["columns"][-1],
-            **_at_layers(probe["values"], _layers(probe, report), probe["best"]),
-        }
-        for probe in report["measured"]
-    }
+def probes(report: Mapping[str, Any], encoder: str = OWN) -> dict[str, dict[str, Any]]:
+    """Return the score of each probe in a report at the layer chosen without test labels and at the last layer.
 
-
-def baselines(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the scores of random weights (best and last layer) and of raw pixels, in the format of `probes`."""
-    scores: dict[str, dict[str, Any]] = {RANDOM: {}, PIXELS: {}}
+    Args:
+        report: The report.
+        encoder: OWN for the evaluated encoder, or the name of a baseline.
+    """
+    found = {}
     for probe in report["measured"]:
-        values, column = probe["values"], probe["columns"][-1]
-        random = [f"{RANDOM_PREFIX}{name}" for name in _layers(probe, report)]
-        best = max(random, key=lambda name: values[name][-1])
-        scores[RANDOM][probe["measure"]] = {"column": column, **_at_layers(values, random, best)}
-        pixels = values[PIXELS][-1]
-        scores[PIXELS][probe["measure"]] = {"column": column, "chosen": pixels, "last": pixels}
-    return scores
-
-
-def _layers(probe: Mapping[str, Any], report: Mapping[str, Any]) -> list[str]:
-    """Return the encoder's feature sets of a probe by layer; patch probes have other feature sets than image probes."""
-    return [name for name in report["own"] if name in probe["values"]]
-
-
-def _at_layers(values: Mapping[str, Sequence[float]], names: Sequence[str], chosen: str) -> dict[str, Any]:
-    """Return a probe's score at the chosen feature set, its layer number, and the score at the last of `names`."""
-    layer = int(re.findall(r"layer(\d+)", chosen)[0])
-    return {"chosen": values[chosen][-1], "layer": layer, "last": values[names[-1]][-1]}
+        values, chosen = probe["values"], probe["best"] if encoder == OWN else probe["chosen"][encoder]
+        prefix = RANDOM_PREFIX if encoder == RANDOM else ""
+        # The last layer of this probe: those of patches have other feature sets than those of images.
+        last = [name for own in report["own"] if (name := prefix + own) in values][-1] if encoder != PIXELS else chosen
+        layer = {"layer": int(number[1])} if (number := re.search(r"layer(\d+)", chosen)) else {}
+        scores = {"chosen": values[chosen][-1], **layer, "last": values[last][-1]}
+        found[probe["measure"]] = {"column": probe["columns"][-1], **scores}
+    return found
 
 
 def methods_table(rows: Mapping[str, Row]) -> str:

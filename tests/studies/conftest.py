@@ -32,7 +32,8 @@ class Commands:
             layers = list(values)
             if given["baselines"] == "true":
                 values |= {"random_layer1": [0.1, 0.2], "random_layer2": [0.1, 0.3], "pixels": [0, 0.25]}
-            measured = [{"measure": "knn", "columns": ["1-NN", "20-NN"], "values": values, "best": "layer1"}]
+            knn = {"measure": "knn", "columns": ["1-NN", "20-NN"], "values": values, "best": "layer1"}
+            measured = [knn | {"chosen": {"random weights": "random_layer2", "pixels": "pixels"}}]
             put(Path(given["output"], "report.json"), json.dumps({"own": layers, "measured": measured}).encode())
             return ""
         if command == "finetune" and given.get("compare") != "null":

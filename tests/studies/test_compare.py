@@ -178,10 +178,14 @@ def test_a_method_of_two_stages_shares_the_budget(commands, tmp_path):
 
 
 def measured(name, *values, best):
-    """A probe in a report, of these feature sets, of the same ones of random weights, and of pixels."""
+    """A probe in a report, of these feature sets, of the same ones of random weights, and of pixels.
+
+    Random weights have the highest test accuracy at the first feature set, and their last one is chosen.
+    """
     scores = {features: [0.0, value] for features, value in values}
     scores |= {f"random_{features}": [0.0, value / 2] for features, value in values} | {"pixels": [0.0, 0.25]}
-    return {"measure": name, "columns": ["train", "test"], "best": best, "values": scores}
+    chosen = {"random weights": f"random_{values[-1][0]}", "pixels": "pixels"}
+    return {"measure": name, "columns": ["train", "test"], "best": best, "chosen": chosen, "values": scores}
 
 
 @pytest.mark.parametrize(("layers", "chosen", "layer", "last"), [([4, 6], 0.8, 4, 0.6), ([6], 0.6, 6, 0.6)])
@@ -195,11 +199,11 @@ def test_a_row_has_the_layers_of_each_probe_by_their_own_numbers(layers, chosen,
         "knn": {"column": "test", "chosen": chosen, "layer": layer, "last": last},
         "attentive": {"column": "test", "chosen": 0.9, "layer": 6, "last": 0.9},
     }
-    assert methods.baselines(report)["random weights"] == {
-        "knn": {"column": "test", "chosen": chosen / 2, "layer": layer, "last": last / 2},
+    assert methods.probes(report, "random weights") == {
+        "knn": {"column": "test", "chosen": last / 2, "layer": layers[-1], "last": last / 2},
         "attentive": {"column": "test", "chosen": 0.45, "layer": 6, "last": 0.45},
     }
-    assert methods.baselines(report)["pixels"]["attentive"] == {"column": "test", "chosen": 0.25, "last": 0.25}
+    assert methods.probes(report, "pixels")["attentive"] == {"column": "test", "chosen": 0.25, "last": 0.25}
 
 
 def test_a_curve_has_the_chance_of_its_probes():
