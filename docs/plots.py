@@ -126,20 +126,24 @@ def continuations() -> bytes:
 
 
 def labels() -> bytes:
-    """Draw accuracy over the number of labels, with bands of the standard deviation."""
-    found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    """Draw accuracy over the number of labels, with bands of the standard deviation, for each time of pre-training."""
+    found: dict[int, Any] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for row in tables.csv_rows("labels/photographs.csv"):
-        found[row["start"]][int(row["labels"])].append(100 * float(row["accuracy"]))
-    lines = []
-    for start, (name, color, marker, dash) in _STARTS.items():
-        counts, seeds = zip(*sorted(found[start].items()), strict=True)
-        means, around = map(statistics.fmean, seeds), map(statistics.stdev, seeds)
-        lines.append(Line(counts, [*means], name, color, dash, marker, size=5, around=[*around]))
-    panel = Panel(
-        "top-1 on the test images (%)", lines, [Level(10.0, "chance", form="")], "labelled training images", "CIFAR-10",
-        sorted({count for line in lines for count in line.x}), log=True,
-    )  # fmt: skip
-    return Plot([panel], (5.4, 3.8)).png()
+        found[int(row["minutes"])][row["start"]][int(row["labels"])].append(100 * float(row["accuracy"]))
+    drawn = []
+    for minutes, starts in sorted(found.items()):
+        lines = []
+        for start, (name, color, marker, dash) in _STARTS.items():
+            counts, seeds = zip(*sorted(starts[start].items()), strict=True)
+            means, around = map(statistics.fmean, seeds), map(statistics.stdev, seeds)
+            lines.append(Line(counts, [*means], name, color, dash, marker, size=5, around=[*around]))
+        drawn.append(
+            Panel(
+                "top-1 on the test images (%)", lines, [Level(10.0, "chance", form="")], "labelled training images",
+                f"CIFAR-10, pre-trained for {minutes} CPU minutes", lines[0].x, log=True,
+            )
+        )  # fmt: skip
+    return Plot(drawn, (4.5 * len(drawn), 4.3), legend="below", shared=True).png()
 
 
 def figures() -> Iterator[tuple[str, bytes]]:

@@ -123,21 +123,20 @@ def signed(points: float) -> str:
     return "0.0" if abs(points) < 0.05 else f"{points:+.1f}".replace("-", "\u2212")
 
 
-def labels(file: str) -> list[list[str]]:
+def labels(file: str, minutes: int) -> list[list[str]]:
     """Return accuracies over the number of labels, and the differences of pre-training and training from scratch."""
-    found: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[int, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for row in csv_rows(file):
-        found[int(row["labels"])][row["start"]].append(float(row["accuracy"]))
+        if int(row["minutes"]) == minutes:
+            found[int(row["labels"])][row["start"]][row["seed"]] = float(row["accuracy"])
     lines = [["labels", "pre-training", "seeds", "accuracy", "from scratch", "difference of each seed", INTERVAL]]
-    for count, row in sorted(found.items()):
-        for start, tuned in sorted((start, tuned) for start, tuned in row.items() if not start.startswith("scratch")):
-            objective, longer, minutes = re.fullmatch(r"(.*?)(_(\d+)min)?", start).groups()  # type: ignore[union-attr]
-            scratch = row[f"scratch{longer or ''}"]
-            apart = [first - second for first, second in zip(tuned, scratch, strict=True)]
+    for count, starts in sorted(found.items()):
+        scratch = starts.pop("scratch")
+        for start, tuned in sorted(starts.items()):
+            apart = [tuned[seed] - scratch[seed] for seed in sorted(tuned)]
             each = ", ".join(signed(100 * value) for value in apart)
-            accuracies = [mean_std(column) for column in (tuned, scratch)]
-            name = "`mae`, frozen features" if objective == "frozen" else f"`{objective}`"
-            name += f", {minutes} CPU minutes" if minutes else ""
+            accuracies = [mean_std([*column.values()]) for column in (tuned, scratch)]
+            name = "`mae`, frozen features" if start == "frozen" else f"`{start}`"
             lines.append([f"{count:,}", name, str(len(tuned)), *accuracies, each, over_seeds(apart)])
     return lines
 
@@ -145,7 +144,8 @@ def labels(file: str) -> list[list[str]]:
 def more_labels(titles: dict[str, str]) -> list[list[str]]:
     """Return the accuracies of fine-tuning over the number of labels, and their differences from fewer labels."""
     found: dict[tuple[str, str], dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-    for row in [*csv_rows("finetuning/labels.csv"), *csv_rows("labels/photographs.csv")]:
+    photographs = (row for row in csv_rows("labels/photographs.csv") if row["minutes"] == "6")
+    for row in [*csv_rows("finetuning/labels.csv"), *photographs]:
         if weights := row.get("weights") or {"mae": "own", "scratch": "random"}.get(row["start"]):
             found[row["images"], weights][int(row["labels"])][int(row["seed"])] = float(row["accuracy"])
     lines = [["images", "weights", "labels", "seeds", "accuracy", f"fewer labels: {INTERVAL}"]]

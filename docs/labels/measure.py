@@ -33,17 +33,17 @@ def main(root: str, seed: int, objective: str = "mae", minutes: int = 6) -> None
     """
     shared: dict[str, Any] = {"outputs": OUTPUTS, "figures": "none", "seed": seed, "evaluator": []}
     steps = round(STEPS[objective] * minutes / 6)
-    longer = f"_{minutes}min" * (minutes != 6)
+    longer = f"_{minutes}min" * (minutes != 6)  # in names of runs
     run = ssvit.pretrain(
         objective=objective, encoder="mini", data="cifar10", steps=steps, warmup=steps // 20, evaluate_every=steps,
         probes=[], name=f"{objective}{longer}_seed{seed}", **shared, **{"data.root": root},
     )  # fmt: skip
     for labels in LABELS:
-        key = ["cifar10", labels, seed]
-        if objective == "mae" and not done(*key, f"frozen{longer}"):
-            append([[*key, f"frozen{longer}", *frozen(run, labels), ""]])
+        key = ["cifar10", minutes, labels, seed]
+        if objective == "mae" and not done(*key, "frozen"):
+            append([[*key, "frozen", *frozen(run, labels), ""]])
         starts = {objective: "pretrained", "scratch": "scratch"} if objective == "mae" else {objective: ""}
-        if done(*key, f"{objective}{longer}"):
+        if done(*key, objective):
             continue
         name = f"labels{labels}_seed{seed}" + f"_{objective}" * (objective != "mae") + longer
         tuned = ssvit.finetune(
@@ -56,7 +56,7 @@ def main(root: str, seed: int, objective: str = "mae", minutes: int = 6) -> None
         else:
             measured = tuned.metrics
             cells = [(measured["test/accuracy"], int(measured["test/images"]), tuned.history[-1]["step"])]
-        append([[*key, f"{start}{longer}", *cell] for start, cell in zip(starts, cells, strict=True)])
+        append([[*key, start, *cell] for start, cell in zip(starts, cells, strict=True)])
 
 
 def frozen(run: ssvit.Run, labels: int) -> tuple[float, int]:
