@@ -18,6 +18,7 @@ History = Sequence[Mapping[str, float | None]]
 DASHED: Dash = (0, (5, 2))  # for a line that may overlap another one, which is visible in the gaps
 _THIN = ("train", "ink")
 _MARGIN = 1.15  # factor between the last tick of a logarithmic axis and its end
+_COLUMN = 2.4  # width of a column of a common legend in inches
 _TITLE = 45  # maximum number of characters of a line of a title
 
 
@@ -176,7 +177,10 @@ class Plot(Figure):
         if self.legend == "below":
             pairs = (zip(*axis.get_legend_handles_labels(), strict=True) for axis in axes)
             named = {label: line for line, label in chain.from_iterable(pairs)}
-            figure.legend([*named.values()], [*named], loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+            columns = max(1, min(4, int(self.size[0] / _COLUMN)))
+            figure.legend(
+                [*named.values()], [*named], loc="outside lower center", ncols=columns, frameon=False, fontsize=8
+            )
             return figure
         under = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.15)}
         location: dict[str, Any] = under if self.legend == "under" else {"loc": "best"}
