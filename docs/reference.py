@@ -17,7 +17,7 @@ PAGE = Path(__file__).with_name("options.md")
 # The groups of choices, and what the names of their options begin with.
 GROUPS = {
     "objective": "objective.", "target": "target.", "encoder": "encoder.", "data": "data.", "augment": "data.augment.",
-    "probe": "", "evaluator": "", "logger": "", "index": "index.",
+    "probe": "", "evaluator": "", "logger": "", "index": "index.", "continuation": "continuation.",
 }  # fmt: skip
 
 
