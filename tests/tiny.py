@@ -238,11 +238,11 @@ def teacher(**options) -> ViT:
     return shaken(vit_options.ViT(**shape | options).build())
 
 
-def distill(dropout: float = 0.0, seed: int = 0, *, of: ViT | None = None, **options) -> Distill:
+def distill(dropout: float = 0.0, seed: int = 0, *, of: ViT | None = None, images: int = 24, **options) -> Distill:
     """Distillation from `teacher`."""
     torch.manual_seed(seed)
     chosen = distill_options.Distill(teacher={"_part_": "teacher/encoder", "path": str(TEACHER)}, **options)
-    return Distill(chosen, encoder=encoder(dropout), images=24, teacher=of or teacher())
+    return Distill(chosen, encoder=encoder(dropout), images=images, teacher=of or teacher())
 
 
 def classify(dropout: float = 0.0, seed: int = 0, **options) -> Classify:

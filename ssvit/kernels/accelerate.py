@@ -113,7 +113,10 @@ class ViT(vit.ViT):
     """Embed patches without a normalised copy of the images."""
 
     def embed(self, images: Tensor, visible_ids: Ids = None) -> Tensor:
-        """Normalise and project patches in one product, x W / std + (bias - mean W / std); see `vit.ViT.embed`."""
+        """Normalise and project patches in one product, x W / std + (bias - mean W / std); see `vit.ViT.embed`.
+
+        The mean is subtracted from floats before they are rounded to half precision, which is exact only for bytes.
+        """
         # A stem pads normalised images with zeros, so its normalisation cannot be folded into the projection.
         if self.stem is not None or not unhooked(self.patch, Linear):
             return super().embed(images, visible_ids)
@@ -126,8 +129,11 @@ class ViT(vit.ViT):
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
             weight = weight.to(dtype).to(weight.dtype)  # rounded as in the product, so that the mean cancels exactly
+        patches = self.patchify(images, visible_ids)
+        if images.dtype != torch.uint8:
+            return linear((patches - mean).to(dtype), weight, self.patch.bias)
         # An elementwise sum, since autocast would round the mean to half precision in a matrix product.
-        return linear(self.patchify(images, visible_ids).to(dtype), weight, self.patch.bias - (weight * mean).sum(1))
+        return linear(patches.to(dtype), weight, self.patch.bias - (weight * mean).sum(1))
 
 
 _FASTER: dict[type[nn.Module], type[nn.Module]] = {

@@ -114,6 +114,7 @@ def _with_head(checkpoint: Checkpoint, options: LoadEncoder, entry: str, kind: t
         model = kind(**checkpoint.manifest[entry]).build(encoder=options_from(checkpoint.encoder).build())
         model.load_state_dict(_averaged_or_last(checkpoint, states))
         model.encoder = _changed(model.encoder, options)
+        model.encoder.origin = checkpoint.checksum
         if isinstance(options, Reference):
             _for_range(model.encoder, options)
     return model.eval()

@@ -48,6 +48,7 @@ class Objective(Options):
         needs_image_count: Whether the objective is constructed with the number of training images.
         needs_patches: Whether the patch outputs of a ViT are required.
         needs_distinct_images: Whether the images of a batch must differ, since each is compared with the others.
+        selects_weights: Whether the objective selects the weights of the encoder that are trained.
     """
 
     views: ClassVar[tuple[str, ...]] = ("image",)
@@ -59,6 +60,7 @@ class Objective(Options):
     needs_masks: ClassVar[bool] = False
     needs_image_count: ClassVar[bool] = False
     needs_distinct_images: ClassVar[bool] = False
+    selects_weights: ClassVar[bool] = False
 
     @property
     def schedules(self) -> dict[str, ScheduleFunction]:

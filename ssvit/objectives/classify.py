@@ -169,9 +169,10 @@ class Classify(Objective):
 
     @property
     def metadata(self) -> dict[str, object]:
-        """Return the base class's metadata and "classifier" (options of the heads)."""
+        """Return the base class's metadata, "classifier" (options of the heads) and the checksum of the teacher."""
         classifier = {"classes": list(self.classes), "hidden": self.hidden, "loss": self.options.loss}
-        return super().metadata | {"classifier": classifier}
+        teacher = {} if self.distillation is None else {"teacher": self.distillation.teacher.encoder.origin}
+        return super().metadata | {"classifier": classifier, **teacher}
 
     def logits(self, images: Tensor) -> Tensor:
         """Return the mean of the heads' logits (DeiT), in float32 or finer: (b, c, h, w) -> (b, k)."""
@@ -204,8 +205,9 @@ class Classify(Objective):
         For multi_label, "exact_match" replaces the accuracy: the fraction of images whose classes are all predicted
         correctly.
 
-        With loss=binary, each class is predicted independently. Its target is its share of the image, smoothed as in
-        timm: (1 - label_smoothing) * share + label_smoothing / k.
+        With loss=binary, each class is predicted independently. As in timm, its target is its share of the image,
+        smoothed: (1 - label_smoothing) * share + label_smoothing / k; with target_threshold, it is 1 if this value
+        exceeds the threshold, and otherwise 0.
 
         Class weights multiply the loss of an image, with or without label smoothing, and for a mixed image the share of
         each label. The loss is averaged over images, as without weights, so that micro-batches sum to the batch. (torch
@@ -258,9 +260,9 @@ class Classify(Objective):
         factors = None if weights is None else weights[labels] if labels.ndim == 1 else labels @ weights
         if self.options.loss == classify_options.BINARY:
             shares = labels if labels.ndim == 2 else F.one_hot(labels, logits.shape[1]).to(logits.dtype)
-            if (threshold := self.options.target_threshold) is not None:
-                shares = (shares > threshold).to(logits.dtype)
             targets = (1 - smoothing) * shares + smoothing / logits.shape[1]
+            if (threshold := self.options.target_threshold) is not None:
+                targets = (targets > threshold).to(logits.dtype)
             losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
             return (losses if factors is None else losses * factors).mean()
         if factors is None:

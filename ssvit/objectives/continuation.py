@@ -82,6 +82,11 @@ class Continuation(Objective):
         """Return the encoder of the objective."""
         return self.objective.encoder
 
+    @property
+    def metadata(self) -> dict[str, object]:
+        """Return the metadata of the objective, with the name of the backbone among the modules of this one."""
+        return {**self.objective.metadata, **super().metadata}
+
     def backbone(self) -> Encoder:
         """Return the encoder that is probed and exported."""
         return self.objective.backbone()

@@ -38,9 +38,11 @@ class Continuation(Options):
     forward pass of the initial weights, and a further forward and backward pass of the encoder. None: no penalty."""
 
     def check_consistency(self) -> None:
-        """Check that low-rank updates have layers to which they are added."""
+        """Check that low-rank updates have layers to which they are added, and that weights are trained."""
         if self.lora is not None and self.trained == "all":
             raise OptionError("trained", "all", "must be a number with lora, which updates the layers below")
+        if self.lora is None and self.trained == 0:
+            raise OptionError("trained", 0, "must be all or at least 1 without lora")
 
     def check(self, tree: Tree) -> None:
         """Check that the run starts from the weights of a ViT, and that no labels or other rules determine training."""
@@ -48,7 +50,7 @@ class Continuation(Options):
             raise RootOptionError("checkpoint", None, "must be a run or a file of weights to continue from")
         for rule, expected in (
             ("needs_labels", "must be null for this objective; ssvit finetune trains on labels"),
-            ("heads_only", "must be null: this objective selects the trained weights itself"),
+            ("selects_weights", "must be null: this objective selects the trained weights itself"),
         ):
             if getattr(tree.objective, rule, False):
                 raise RootOptionError("continuation", "…", expected)

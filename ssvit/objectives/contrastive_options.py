@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar
 from annotated_types import Ge
 
 from ssvit.config.declaration import Count, Fraction, Positive, Share, Tree
+from ssvit.data.sources.base_options import count_images
 from ssvit.errors import OptionError, RootOptionError
 from ssvit.models.encoder_options import Normalized
 from ssvit.models.vit_options import ViT
@@ -79,6 +80,7 @@ class ContrastiveTuning(Objective):
     views: ClassVar[tuple[str, ...]] = ("global",)
     needs_standardizing: ClassVar[bool] = True  # before cosines, which a few features would dominate
     needs_distinct_images: ClassVar[bool] = True
+    selects_weights: ClassVar[bool] = True
 
     temperature: Positive = 0.2
     """Divisor of the cosines; the authors use 0.15 while only the heads are trained, then 0.2."""
@@ -104,7 +106,7 @@ class ContrastiveTuning(Objective):
         check_trained(self.trained or "all", encoder)
 
     def check(self, tree: Tree) -> None:
-        """Check also that the run starts from trained weights, and that the queue holds the images of a step."""
+        """Check also that the run starts from trained weights, and the length of the queue."""
         super().check(tree)
         if tree.encoder is not None and not tree.from_checkpoint:
             expected = "must be a run or weights of another project: contrastive tuning starts from a trained encoder"
@@ -112,6 +114,9 @@ class ContrastiveTuning(Objective):
         if tree.recipe and self.queue < tree.recipe.batch_size:
             expected = f"must hold the images of a step, recipe.batch_size={tree.recipe.batch_size}"
             raise OptionError("queue", self.queue, expected)
+        images = count_images(tree, at_most=self.queue + 1)
+        if images is not None and self.queue >= images:
+            raise OptionError("queue", self.queue, f"must be less than the {images} training images")
 
     @property
     def schedules(self) -> dict[str, ScheduleFunction]:

@@ -117,8 +117,8 @@ class Distill(Objective):
         seen = torch.zeros(len(self.cached) if cached else 0, dtype=torch.bool)
         counts: dict[str, int] = dict.fromkeys(self.names, 0)
         sums = {name: torch.zeros(2, len(getattr(self, f"{name}_mean")), dtype=torch.float64) for name in self.names}
-        images = 0
-        while images < _FITTED or not seen.all():
+        images, repeated = 0, 0  # the second number counts from the last batch with a new image
+        while images < _FITTED or (not seen.all() and repeated < len(seen)):  # unreadable images never come
             batch = next(batches)
             images += len(batch.slots)
             targets = self._targets(batch.only_view())
@@ -126,6 +126,7 @@ class Distill(Objective):
                 assert batch.indices is not None
                 indices = batch.indices.cpu()
                 new = ~seen[indices]
+                repeated = 0 if new.any() else repeated + len(new)
                 self.cached[indices[new]] = targets[POOLED][new].to(self.cached.dtype)
                 seen[indices] = True
             for name, target in targets.items():
@@ -134,9 +135,11 @@ class Distill(Objective):
                 sums[name] += torch.stack([rows.sum(0), rows.square().sum(0)])
         for name, (total, squares) in sums.items():
             mean = total / counts[name]
+            if cached:
+                self.cached[~seen] = mean.to(self.cached)
             getattr(self, f"{name}_mean").copy_(mean)
             getattr(self, f"{name}_std").copy_((squares / counts[name] - mean.square()).clamp(min=0).sqrt() + _EPSILON)
-        stored = f"; stored for {len(seen):,} images" if cached else ""
+        stored = f"; stored for {int(seen.sum()):,} images" if cached else ""
         return f"distillation: targets standardised by {images:,} images{stored}"
 
     def sample(self, slots: Tensor, *, seed: int) -> tuple[Tensor, ...]:

@@ -66,6 +66,10 @@ class Segment(Objective):
         check_trained(self.trained, encoder)
         if isinstance(encoder, ViT) and self.layers is not None and max(self.layers) > encoder.depth:
             raise OptionError("layers", self.layers, f"must be at most {encoder.depth}, the layers of the encoder")
+        if isinstance(encoder, ViT) and isinstance(self.trained, int):
+            first = encoder.depth - self.trained + 1
+            if max(self.maps(encoder.depth)) < first:
+                raise OptionError("layers", self.layers, f"must include a trained layer, from {first} on")
 
     def check(self, tree: Tree) -> None:
         """Check also that the images have masks of known classes."""

@@ -167,6 +167,8 @@ def train(
         f"{folder}: {f'continues after step {first}' if first else 'starts'}; encoder with {weights / 1e6:.2f} million "
         f"weights, {len(loader.source)} images, {processes.world} x {processes.device.type}, {recipe.backend}"
     )
+    if recipe.optimizer == "muon" and not any(group.get("matrices") for group in state.optimizer.param_groups):
+        report("recipe.optimizer=muon: there are no Transformer blocks of ssvit, so AdamW updates all weights")
     began = clock(processes.device)
     if announced and processes.world == 1:
         report(f"estimated: {announced(state, loader, evaluators, first_step=first).time}")
@@ -287,6 +289,7 @@ def accumulate(
         for name, value in result.items():
             means, part = (logged, value.detach().double()) if value.ndim == 0 else (outputs, value.detach())
             means[name] = means.get(name, 0.0) + part / recipe.accumulate
+    state.freeze()
     return logged, outputs
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le, Len
 
 from ssvit.config.declaration import Count, Expect, NotNegative, Options, Positive, Share, Tree, Whole
-from ssvit.data.sources.base_options import DataSet, Subset, check_shares
+from ssvit.data.sources.base_options import check_shares, count_images
 from ssvit.devices import Launch
 from ssvit.errors import OptionError
 
@@ -91,9 +91,7 @@ class Recipe(Options):
         count = tree.launch.processes if isinstance(tree.launch, Launch) else None
         if count is not None:
             check_shares(batch_size=self.batch_size, accumulate=self.accumulate, processes=count)
-        images = tree.subset.images if isinstance(tree.subset, Subset) else None
-        if images is None and isinstance(tree.data, DataSet):
-            images = tree.data.count(at_most=self.batch_size)
+        images = count_images(tree, at_most=self.batch_size)
         if images is not None and self.batch_size > images:
             raise OptionError("batch_size", self.batch_size, f"must be at most the {images} training images")
 

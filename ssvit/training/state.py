@@ -36,7 +36,7 @@ from ssvit.training.muon import Muon, block_matrices
 from ssvit.training.recipe import Recipe
 from ssvit.training.runtime import Processes
 
-_UNRECORDED = ("images", "contents")  # entries of a run's identity that manifests of earlier versions lack
+_UNRECORDED = ("images", "contents", "teacher")  # entries of a run's identity that manifests of earlier versions lack
 _DIFFERENCES = {
     "images": "data: has {value:,} training images, and the run in {folder} started with {recorded:,}",
     "data": "data: the names, sizes or labels of training images have changed since the run in {folder} started",
@@ -170,6 +170,13 @@ class State:
         else:
             optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=(beta1, beta2), fused=True)
         self.optimizer = optimizer
+        # Initialised here, so that a checkpoint also has the state of weights that have had no gradient.
+        for group in optimizer.param_groups:
+            is_adam = recipe.optimizer != "sgd" and not group.get("matrices")
+            for weight in group["params"]:
+                moments = {key: torch.zeros_like(weight) for key in (_ADAM if is_adam else _MOMENTUM)}
+                step = {"step": torch.zeros((), device=weight.device)} if is_adam else {}
+                optimizer.state[weight] = moments | step
         self._saves: ProcessGroup | None = None  # of the checkpoint thread, created by the first save
         self._saving: Callable[[], None] | None = None
         self.average = Average(objective, recipe.ema) if recipe.ema else None
@@ -253,24 +260,12 @@ class State:
     def optimize(self, applied: Tensor) -> None:
         """Update the weights from their gradients; the weights are unchanged if `applied`, () bool, is false."""
         optimizer: Any = self.optimizer
-        if self.recipe.optimizer == "sgd":
-            # If the first step is skipped, torch leaves a newly created momentum buffer uninitialised.
-            for group in optimizer.param_groups:
-                for weight in group["params"]:
-                    if weight.grad is not None and "momentum_buffer" not in optimizer.state[weight]:
-                        optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-        self._freeze(optimizer)
         optimizer.found_inf = (~applied).float()  # fused optimisers skip the step if it is 1
         private.step(self.optimizer)
 
-    def _freeze(self, optimizer: Any) -> None:
+    def freeze(self) -> None:
         """Clear the gradients of weights that the objective freezes at this step, so that the optimiser skips them."""
-        frozen = [weight for weight in self.objective.frozen(self._values) if weight.grad is not None]
-        if self.recipe.optimizer != "sgd" and any(weight not in optimizer.state for weight in frozen):
-            # A checkpoint contains the optimiser state of all weights; a skipped step initialises it.
-            optimizer.found_inf = torch.ones((), device=self.processes.device)
-            private.step(self.optimizer)
-        for weight in frozen:
+        for weight in self.objective.frozen(self._values):
             weight.grad = None
 
     def discard_update(self) -> None:
@@ -357,20 +352,6 @@ class State:
             states["ema"] = weights | self.average.by_name
         return states
 
-    def _moments(self) -> dict[str, Tensor]:
-        """Return the optimiser's state, initialised with zeros, under the names of `_states`."""
-        names = {weight: name for name, weight in self.objective.named_parameters()}
-        moments: dict[str, Tensor] = {}
-        for group in self.optimizer.param_groups:
-            is_adam = self.recipe.optimizer != "sgd" and not group.get("matrices")
-            for weight in group["params"]:
-                state = {key: torch.zeros_like(weight) for key in (_ADAM if is_adam else _MOMENTUM)}
-                if is_adam:
-                    state["step"] = torch.zeros((), device=weight.device)
-                self.optimizer.state[weight] = state
-                moments |= {f"{names[weight]}/{key}": value for key, value in state.items()}
-        return moments
-
     def _fill(self, tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
         """Set tensors, which may be sharded, to full tensors of the main process, which broadcasts them."""
         for name, tensor in tensors.items():
@@ -416,7 +397,7 @@ class State:
                     difference += f"; the first image that differs is {printable(changed)}"
                 raise UserError(f"{difference}; overwrite=true starts a new run")
         states = newest[1] if newest else {}
-        moments = self._moments()
+        moments = self._states()["optimizer"]
         if self.processes.broadcast(states.get("optimizer", {}).keys() != moments.keys()):
             raise UserError(
                 f"recipe.optimizer={self.recipe.optimizer}: must be the optimizer with which the run in {folder} "

@@ -581,6 +581,21 @@ def test_no_tokens_are_no_error():
     assert LayerNorm(24, eps=1e-6)(x).shape == x.shape
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize("std", [0.25, 0.01])
+def test_images_of_low_contrast_are_embedded_as_precisely_as_others(std, dtype):
+    """The reference is float64; rounding floats before the mean is subtracted would lose a tenth of this contrast."""
+    vit = encoder(mean=0.9, std=std)
+    images = (0.9 + std * random(4, 3, 16, 16, dtype=torch.float32)).clamp(0, 1)
+    images = images if dtype.is_floating_point else (255 * images).round().to(dtype)
+    unit = 1 if dtype.is_floating_point else 255
+    right = copy.deepcopy(vit).double().embed(images.double() / unit)
+    accelerate.accelerate(vit)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = vit.embed(images).double()
+    assert (found - right).norm() < 2 * HALF_STEP * right.norm()
+
+
 def test_accelerating_changes_neither_names_nor_weights_and_can_be_taken_back():
     model = MaskedPatch(
         masked_patch_options.MaskedPatch(), encoder=encoder(), target=MeanColor(bits=1).build(encoder=tiny.patches(4))

@@ -277,13 +277,13 @@ def test_the_binary_loss_is_the_mean_over_classes_with_smoothed_shares(threshold
         for row, targets in zip(logits.tolist(), shares.tolist(), strict=True):
             factor = sum(weight * share for weight, share in zip(weights, targets, strict=True))
             for value, share in zip(row, targets, strict=True):
-                target = share if threshold is None else float(share > threshold)
-                target = (1 - smoothing) * target + smoothing / 5
+                target = (1 - smoothing) * share + smoothing / 5
+                target = target if threshold is None else float(target > threshold)
                 p = 1 / (1 + math.exp(-value))
                 expected -= factor * (target * math.log(p) + (1 - target) * math.log(1 - p)) / 5
         assert model._loss(logits, labels).item() == pytest.approx(expected / 6, rel=1e-9)
-    if threshold is None and not class_weights:
-        theirs = timm.loss.BinaryCrossEntropy(smoothing=smoothing)(logits, LABELS)
+    if not class_weights:
+        theirs = timm.loss.BinaryCrossEntropy(smoothing=smoothing, target_threshold=threshold)(logits, LABELS)
         assert model._loss(logits, LABELS).item() == pytest.approx(theirs.item(), rel=1e-9)
 
 

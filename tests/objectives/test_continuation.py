@@ -2,18 +2,21 @@
 
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import tiny
 import torch
+from command import error_of
 from runs import states
 
 from ssvit.data.batch import Batch
 from ssvit.models.lora import merged, restrict
 from ssvit.models.vit_options import Lora
-from ssvit.objectives import continuation_options
-from ssvit.objectives.continuation import Anchor
+from ssvit.objectives import continuation_options, contrastive_options
+from ssvit.objectives.continuation import Anchor, Continuation
 from ssvit.objectives.schedule import Progress
+from ssvit.training import loop
 
 LORA = {"rank": 2, "alpha": 3.0, "matrices": "query_value"}
 SAFE = {"trained": 1, "lora": LORA}
@@ -90,6 +93,32 @@ def test_the_encoder_moves_after_its_first_steps(tmp_path, steps, moves):
     for part, expected in (("encoder", moves), ("decoder", True)):
         names = [name for name in before if name.startswith(f"objective.{part}.") and before[name].is_floating_point()]
         assert any(not saved[name].equal(before[name]) for name in names) == expected
+
+
+def test_the_gradient_of_the_encoder_is_not_clipped_while_heads_are_trained_alone():
+    objective = tiny.continuation()
+    state, loader = tiny.state(objective)
+    for step in (0, 11):
+        loop.accumulate(state, loader.batches(step, step + 1), step, state.schedule(step))
+        names = {name for name, weight in objective.named_parameters() if weight.grad is not None}
+        assert any(".decoder." in name for name in names)
+        assert any(".encoder." in name for name in names) == (step == 11)
+
+
+def test_a_teacher_is_part_of_the_identity_of_a_run():
+    objective = tiny.distill()
+    wrapped = Continuation(continuation_options.Continuation(), objective=objective)
+    objective.teacher.origin = "checksum"
+    assert wrapped.metadata["teacher"] == "checksum"
+    assert wrapped.metadata["backbone"] == "objective.encoder"
+
+
+def test_weights_must_be_trained():
+    assert error_of(continuation_options.Continuation, trained=0).name == "trained"
+    assert continuation_options.Continuation(trained=0, lora=LORA).trained == 0
+    chosen = contrastive_options.ContrastiveTuning(heads_only=0.0)
+    tree = SimpleNamespace(encoder=tiny.encoder(0.0).options, from_checkpoint=True, objective=chosen)
+    assert error_of(continuation_options.Continuation(**SAFE).check, tree).name == "continuation"
 
 
 def test_the_learning_rate_of_the_encoder_is_lower():

@@ -2,11 +2,12 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import tiny
 import torch
-from command import TINY
+from command import TINY, error_of
 from lightly.loss import NTXentLoss
 from lightly.models.modules import NNMemoryBankModule
 from runs import final
@@ -16,6 +17,9 @@ from torchvision.ops import MLP
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.batch import Batch
+from ssvit.data.sources.base_options import Subset
+from ssvit.data.sources.shapes_options import Shapes
+from ssvit.objectives import contrastive_options
 from ssvit.objectives.contrastive import unit
 from ssvit.objectives.schedule import Progress
 
@@ -98,6 +102,14 @@ def test_after_step_writes_the_first_views_to_the_queue():
     mean = {name: value / 2 for name, value in outputs.items()}  # with another process
     objective.after_step(mean, values(), torch.tensor(True))
     torch.testing.assert_close(objective.queue, expected)
+
+
+def test_the_queue_has_fewer_images_than_the_training():
+    tree = SimpleNamespace(subset=None, data=Shapes(images=100), encoder=None, recipe=None, augment=None)
+    contrastive_options.ContrastiveTuning(queue=99).check(tree)
+    assert error_of(contrastive_options.ContrastiveTuning(queue=100).check, tree).name == "queue"
+    tree.subset = Subset(images=50)
+    assert error_of(contrastive_options.ContrastiveTuning(queue=50).check, tree).name == "queue"
 
 
 def test_a_run_interrupted_while_the_heads_alone_are_trained_ends_with_the_same_bits(tmp_path):

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import shutil
+import sys
 
 import pytest
 import tiny
@@ -16,6 +17,7 @@ from runs import final, kill_after, rows
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.cli import find_command
 from ssvit.data.batch import Batch
+from ssvit.data.loader import Loader
 from ssvit.loading.options import LoadTeacher
 from ssvit.models import timm_options
 from ssvit.models.timm import Timm
@@ -113,6 +115,16 @@ def test_cached_targets_are_those_of_the_first_view_of_each_image(tmp_path):
     prediction = objective.heads["pooled"](objective.encoder.represent(batch.images))
     expected = mean_of_losses(prediction.tolist(), target.tolist(), "cosine")
     assert objective(batch)["loss"].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_unreadable_image_gets_the_mean_of_the_targets(tmp_path):
+    for number in range(120):
+        put(tmp_path / f"{number:03}.png", b"broken" if number == 7 else picture(number, size=(16, 16)))
+    objective = tiny.distill(images=120, cached=True, features="pooled").eval()
+    loader = Loader(source=tiny.source(tmp_path), transform=tiny.transform(objective), batch_size=50, seed=0)
+    assert "119 images" in objective.prepare(loader.batches(0, sys.maxsize))
+    torch.testing.assert_close(objective.cached[7].float(), objective.pooled_mean, rtol=1e-3, atol=1e-3)
+    assert not any(row.equal(objective.cached[7]) for number, row in enumerate(objective.cached) if number != 7)
 
 
 def test_a_student_learns_the_features_and_the_teacher_stays(tmp_path):

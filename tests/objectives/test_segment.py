@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from command import error_of
 from ranks import results
+from runs import final
 from sklearn.metrics import jaccard_score
 
 from ssvit.data.augment.options import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.data.sources.memory import Memory
 from ssvit.data.windows import boxes
-from ssvit.errors import UserError
+from ssvit.errors import OptionError, UserError
 from ssvit.evaluation.evaluators.options import Segmentation as EvaluatorOptions
 from ssvit.evaluation.segmentation import LabelMaps, class_counts, interval_of_miou, mean_iou
 from ssvit.objectives.segment import Segment, balanced
@@ -77,6 +78,20 @@ def test_heads_receive_the_layers_that_they_name(options, layers):
     expected = objective.head(maps)
     torch.testing.assert_close(objective.scores(images), expected)
     assert expected.shape[2:] == ((8, 8) if objective.options.head == "maps" else (4, 4))
+
+
+def test_a_run_with_layers_that_are_not_computed_continues_to_the_same_bits(tmp_path):
+    def objective():
+        return tiny.segment(layers=[1])
+
+    assert not any(weight.requires_grad for weight in objective().encoder.blocks[1].parameters())
+    tiny.train(tmp_path / "whole", objective=objective())
+    with pytest.raises(tiny.Interrupted):
+        tiny.train(tmp_path / "broken", objective=tiny.interrupted(objective(), 8), evaluators={})
+    tiny.train(tmp_path / "broken", objective=objective())
+    assert final(tmp_path / "broken") == final(tmp_path / "whole")
+    with pytest.raises(OptionError, match="layers"):
+        tiny.segment(layers=[1], trained=1)
 
 
 def test_a_model_without_masks_is_one_line():

@@ -179,6 +179,13 @@ class Subset(Options):
                 raise OptionError("images", self.images, f"must be at most {images}, the number of images")
 
 
+def count_images(tree: Tree, at_most: int) -> int | None:
+    """Return the number of training images of a run, counting files up to `at_most`; None if unknown."""
+    if isinstance(tree.subset, Subset) and tree.subset.images is not None:
+        return tree.subset.images
+    return tree.data.count(at_most=at_most) if isinstance(tree.data, DataSet) else None
+
+
 def check_shares(*, batch_size: int, accumulate: int, processes: int) -> None:
     """Check that the processes can share a batch evenly.
 
