@@ -50,7 +50,7 @@ def dots(
             means = [statistics.fmean(values) for _, values in drawn]
             axis.plot(means, [place for place, _ in drawn], "o", color=COLORS[color], markersize=5, label=label)
             for place, values in drawn:
-                interval = of_seeds(values, [0.0]) if len(values) > 2 else None
+                interval = of_seeds(values) if len(values) > 2 else None
                 ends = [interval.low, interval.high] if interval else values
                 axis.plot(ends, [place] * len(ends), "-" if interval else ".", color=COLORS[color], linewidth=2)
         for label, (dash, values) in levels.items():

@@ -185,6 +185,8 @@ def evaluate(
     Raises:
         UserError: The command failed; the message is the line that it prints.
     """
+    if options.get("report") is False:
+        raise OptionError("report", False, "must be True from Python, where the report has the results")
     return Evaluation(_call("evaluate", {"checkpoint": checkpoint, "data": data} | options, verbose, config_dir))
 
 

@@ -64,13 +64,17 @@ def pictures(images: Pictures, pixels: PixelFormat = RGB) -> Iterator[Tensor]:
     if isinstance(images, str | os.PathLike):
         yield from (decode.load(path, pixels) for path in folder.paths([os.fspath(images)]))
     elif isinstance(images, PILImage.Image):
-        if pixels.is_photo and pixels.channels == 3:
-            yield torch.from_numpy(decode.rgb(images, pixels.background)).permute(2, 0, 1)
+        if pixels.is_photo:
+            converted = (decode.rgb if pixels.channels == 3 else decode.grey)(images, pixels.background)
+            yield torch.from_numpy(converted).permute(2, 0, 1)
         else:
             yield _taken(rasters.bands(images), pixels)
     elif isinstance(images, np.ndarray):
+        if images.ndim not in (2, 3, 4):
+            raise OptionError("images", tuple(images.shape), "must be (h, w), (h, w, c) or (b, h, w, c)")
         array = images[:, :, None] if images.ndim == 2 else images
-        yield from pictures(torch.from_numpy(np.ascontiguousarray(array)).movedim(-1, -3), pixels)
+        native = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+        yield from pictures(torch.from_numpy(native).movedim(-1, -3), pixels)
     elif isinstance(images, Tensor):
         if images.ndim not in (3, 4):
             raise OptionError("images", tuple(images.shape), "must be (c, h, w) or (b, c, h, w)")
@@ -169,6 +173,9 @@ class _Model:
                 if not picture.numel():
                     shape = "x".join(map(str, picture.shape))
                     raise OptionError("images", shape, "must have a height and a width above 0")
+                if len(picture) != len(batch[0]):
+                    expected = f"must have {len(batch[0])} channels, as the images before it"
+                    raise OptionError("images", "x".join(map(str, picture.shape)), expected)
             yield self.transform(batch)
         if not count:
             raise OptionError("images", type(images).__name__, "must contain at least one image")

@@ -114,7 +114,8 @@ def run(config: Config) -> Path | None:
         )
         print_lines(f"CPU time of this evaluation: {tqdm.format_interval(cpu_time() - began)}")
         print_lines(f"report: {', '.join(map(str, written))}")
-        paths = {other.name: str(other.loading.path) for other in others} | {checkpoint.name: str(checkpoint.path)}
+        paths = {other.name: str(other.loading.checkpoint().path) for other in others}
+        paths[checkpoint.name] = str(checkpoint.path)
         kept = [result for result in scores if result.chance is not None and splits[result.probe] is split]
         of_kept = comparison.accuracies(kept, checkpoint.name)
         images_of = options.outputs, split.test.source, split.part

@@ -22,7 +22,10 @@ from ssvit.models.encoder import scaled
 _SIDE = 16  # pixels of a thumbnail
 # Candidates: the nearest training image is similar, or clearly nearer than the second (ratio of the distances).
 _COSINE, _RATIO = 0.85, 0.93
-_OTHERS = (9, 7, 5)  # ranks of the training images that show what is typical of the set; duplicates are nearer
+# Ranks of the training images that show what is typical of the set; duplicates are nearer. Further versions of a test
+# image would explain all of its details, so the second ranks also replace those of the first that show such versions.
+_OTHERS, _FARTHER = (9, 7, 5), (90, 70, 50)
+_VERSION = 0.9  # correlation of such versions
 _RAW, _LEAST, _MOST = 0.5, 0.7, 0.98  # minimum correlation, and limits of the minimum partial correlation
 _QUANTILE, _ABOVE = 0.98, 0.2  # minimum correlation: a quantile of the second candidates, plus a margin
 _SAMPLE = 500  # second candidates
@@ -71,44 +74,53 @@ def duplicates(train: Tensor, test: Tensor, grey: Callable[[str, Tensor], Tensor
         return []
     train, test = F.normalize(train), F.normalize(test)
     typical = train.mean(0)
-    nearest = search(test - typical, train - typical, min(len(train), max(_OTHERS) + 1))
+    nearest = search(test - typical, train - typical, min(len(train), max(_FARTHER) + 1))
     distances = (2 - 2 * nearest.similarities[:, :2].double()).clamp_min(0).sqrt()
     is_candidate = (nearest.similarities[:, 0] > _COSINE) | (distances[:, 0] < _RATIO * distances[:, 1])
     sample = torch.arange(0, len(test), -(-len(test) // _SAMPLE))
     rows = torch.cat([is_candidate.nonzero()[:, 0], sample]).unique()
-    ranks = [0, 1, *(rank for rank in _OTHERS if rank < nearest.indices.shape[1])]
+    last = nearest.indices.shape[1] - 1
+    ranks = [0, 1, *(min(rank, last) for rank in (*_OTHERS, *_FARTHER) if last >= min(_OTHERS))]
     shown, columns = nearest.indices[rows][:, ranks].unique(return_inverse=True)
     of_test, of_train = grey("test", rows), grey("train", shown)
     sampled, others = torch.isin(rows, sample), columns[:, 2:]
     second = _correlations(of_test[sampled], of_train, torch.cat([columns[:, 1:2], others], 1)[sampled])
     first = _correlations(of_test, of_train, torch.cat([columns[:, :1], others], 1))
     first[(of_test == of_train[columns[:, 0]]).flatten(1).all(1)] = 1  # also without details, in one colour
-    minimum = (second.quantile(_QUANTILE) + _ABOVE).clamp(_LEAST, _MOST)
+    minimum = (second.quantile(_QUANTILE, dim=0) + _ABOVE).clamp(_LEAST, _MOST)
     pairs = [
-        Pair(int(rows[pair]), int(shown[columns[pair, 0]]), float(first[pair]))
-        for pair in (is_candidate[rows] & (first > minimum)).nonzero()[:, 0].tolist()
+        Pair(int(rows[pair]), int(shown[columns[pair, 0]]), float(first[pair].max()))
+        for pair in (is_candidate[rows] & (first > minimum).any(1)).nonzero()[:, 0].tolist()
     ]
     return sorted(pairs, key=lambda pair: -pair.correlation)
 
 
 def _correlations(of_test: Tensor, of_train: Tensor, indices: Tensor) -> Tensor:
-    """Return the partial correlations of pairs, (p,); 0 where the correlation itself is low.
+    """Return the partial correlations of pairs, (p, 2), given near and given farther images; 0 for a low correlation.
 
     Args:
         of_test: Grey values of the test images, (p, 64, 64).
         of_train: Grey values of training images, (n, 64, 64).
-        indices: Training images of each pair, (p, 1 + k): the candidate, and others that are regressed out.
+        indices: Training images of each pair, (p, 1 + 2 k): the candidate, and k near and k farther ones that are
+            regressed out. A near one that is no version of the test image stands for the farther one.
     """
-    correlations = torch.zeros(len(indices))
+    correlations = torch.zeros(len(indices), 2)
     for part in torch.arange(len(indices)).split(_PAIRS):
         fixed = details(of_test[part])
         candidate = align(fixed, details(of_train[indices[part, 0]]))
         likely = (candidate.correlation > _RAW).nonzero()[:, 0]
         if len(likely):
             fixed, pairs = fixed[likely], part[likely]
-            others = [align(fixed, details(of_train[column])) for column in indices[pairs, 1:].T]
+            near, farther = indices[pairs, 1:].chunk(2, 1)
+            others = [align(fixed, details(of_train[column])) for column in near.T]
             candidate = Aligned(*(values[likely] for values in candidate))
-            correlations[pairs] = partial_correlation(fixed, candidate, others)
+            correlations[pairs] = partial_correlation(fixed, candidate, others)[:, None]
+            for other, column in zip(others, farther.T, strict=True):
+                versions = other.correlation > _VERSION
+                replaced = align(fixed[versions], details(of_train[column[versions]]))
+                for values, new in zip(other, replaced, strict=True):
+                    values[versions] = new
+            correlations[pairs, 1] = partial_correlation(fixed, candidate, others)
     return correlations
 
 

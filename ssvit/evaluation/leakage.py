@@ -5,7 +5,7 @@ evaluation are detected by `ssvit.evaluation.duplicates`. The other images of a 
 fingerprints only: the distance of two images is the number of bits in which their perceptual hashes differ, and an
 evaluation image is a near-duplicate if its nearest image of the pre-training is within a threshold, which is half of
 the 1st percentile of the distances to the second nearest images. The threshold is 0 for images of one kind that hardly
-differ; only identical images are then counted.
+differ, and for a pre-training on several versions of each image; only identical images are then counted.
 
 Shapes use m evaluation images, n images of the pre-training.
 """
@@ -144,7 +144,11 @@ def sentence(values: Mapping[str, Any], part: str) -> str:
     """
     images, seen = values["images"], values["identical"] + values["near_duplicates"]
     of = f"of the {images:,} {part} images"
-    limit = f"{values['recorded']:,} images recorded, false matches below {100 * values['false_matches']:.1f} %"
+    limit = f"{values['recorded']:,} images recorded, "
+    if values["bits"]:
+        limit += f"false matches below {100 * values['false_matches']:.1f} %"
+    else:
+        limit += "which are too similar to each other to recognise changed copies"
     if not seen:
         return f"none {of} was in the pre-training ({limit})"
     parts = f"{values['identical']:,} identical, {values['near_duplicates']:,} near-duplicates"

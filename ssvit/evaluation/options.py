@@ -65,6 +65,12 @@ def size_of(identity: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
+def fit_of(identity: str) -> str | None:
+    """Return how images are fitted for features with this `Frozen.identity`; None for the fit in the checkpoint."""
+    match = re.search(r'"fit":"(\w+)"', identity)
+    return match and match[1]
+
+
 class Outputs(Options):
     """Select the outputs of a layer that are used as features."""
 

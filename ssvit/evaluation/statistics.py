@@ -62,34 +62,52 @@ def standard_error(accuracy: float, images: float) -> float:
     return math.sqrt(accuracy * (1 - accuracy) / images)
 
 
-def error_of_difference(*measured: tuple[float, float]) -> float:
-    """Return two standard errors of the difference of two accuracies, each with its number of independent images."""
-    return 2 * math.hypot(*(standard_error(accuracy, images) for accuracy, images in measured))
+def error_of_difference(first: tuple[float, float], second: tuple[float, float]) -> float:
+    """Return the half-width of the 95 % interval of the difference of two accuracies on independent images.
+
+    The interval contains that of Agresti and Caffo (2000), who add a correct and a wrong prediction to each side: the
+    standard error alone would be 0 for accuracies of 0 and 1.
+
+    Args:
+        first: An accuracy and its number of images.
+        second: The same of the other side.
+    """
+    adjusted = [((accuracy * images + 1) / (images + 2), images + 2) for accuracy, images in (first, second)]
+    moved = abs((first[0] - second[0]) - (adjusted[0][0] - adjusted[1][0]))
+    return 2 * math.hypot(*(standard_error(*side) for side in adjusted)) + moved
+
+
+def of_accuracy(accuracy: float, images: int) -> Interval:
+    """Return the 95 % interval of an accuracy on independent images (Wilson 1927)."""
+    from scipy import stats
+
+    interval = stats.binomtest(round(accuracy * images), images).proportion_ci(LEVEL, method="wilson")
+    return Interval(float(interval.low), float(interval.high))
 
 
 def above_chance(accuracy: float, chance: float | None, images: float | None) -> bool:
     """Return whether an accuracy exceeds chance by more than two standard errors of chance; True if one is unknown.
 
-    With the continuity correction of half an image, the rate of false positives is at most 4 %.
+    With the continuity correction of half an image, the rate of false positives is at most 5 %.
     """
     if chance is None or images is None:
         return True
     return accuracy - 0.5 / images - chance > 2 * standard_error(chance, images)
 
 
-def last_rise(steps: Sequence[int], values: Sequence[float]) -> int | None:
-    """Return the step at which a curve plateaued, or its last step if its second half still increases.
+def trend(steps: Sequence[int], values: Sequence[float]) -> tuple[int, int] | None:
+    """Return whether the second half of a curve rises (1), falls (-1) or neither (0), and a step.
 
-    An increase is significant at the 5 % level of a Mann-Kendall test (Mann 1945), which is Kendall's test of the
-    values against their order. The plateau starts where the curve first comes within one standard deviation of the mean
-    of its second half.
+    A change is significant at the 5 % level of a Mann-Kendall test (Mann 1945), which is Kendall's test of the values
+    against their order. The step is the last one of a rise, that of the highest value before a fall, or the start of a
+    plateau, where the curve first comes within one standard deviation of the mean of its second half.
 
     Args:
         steps: Steps of the curve.
         values: Values of the curve.
 
     Returns:
-        The step; None if the second half has fewer than five points.
+        The trend and the step; None if the second half has fewer than five points.
     """
     half = values[len(values) // 2 :]
     if len(half) < _POINTS:
@@ -97,9 +115,11 @@ def last_rise(steps: Sequence[int], values: Sequence[float]) -> int | None:
     from scipy import stats
 
     if stats.kendalltau(range(len(half)), half, alternative="greater").pvalue < _RISES:
-        return steps[-1]
+        return 1, steps[-1]
+    if stats.kendalltau(range(len(half)), half, alternative="less").pvalue < _RISES:
+        return -1, steps[values.index(max(values))]
     reached = statistics.fmean(half) - statistics.stdev(half)
-    return next(step for step, value in zip(steps, values, strict=True) if value >= reached)
+    return 0, next(step for step, value in zip(steps, values, strict=True) if value >= reached)
 
 
 def bootstrap(values: "np.ndarray") -> list[Interval]:
@@ -117,32 +137,33 @@ def bootstrap(values: "np.ndarray") -> list[Interval]:
     return [Interval(float(low), float(high)) for low, high in zip(interval.low, interval.high, strict=True)]
 
 
-def of_seeds(first: Sequence[float], second: Sequence[float]) -> Interval | None:
-    """Return the confidence interval of the difference of means over seeds, by Welch's t-test.
+def of_seeds(first: Sequence[float], second: Sequence[float] | None = None) -> Interval | None:
+    """Return the confidence interval of a mean over seeds by Student's t, or of a difference of means by Welch's test.
 
-    A side with a single seed is taken as exact.
+    A side with a single seed is taken to vary as much as the other side.
 
     Args:
         first: Value for each seed.
-        second: Value for each seed, subtracted from the first.
+        second: Value for each seed, subtracted from the first; None for the interval of the first mean.
 
     Returns:
-        The interval; None if both sides have a single seed.
+        The interval; None if no side has several seeds.
     """
     import numpy as np
     from scipy import stats
 
-    if max(len(first), len(second)) < 2:
+    ours, theirs = np.asarray(first), np.asarray([0.0] if second is None else second)
+    fewest, most = sorted((ours, theirs), key=len)
+    if len(most) < 2:
         return None
-    ours, theirs = np.asarray(first), np.asarray(second)
+    difference = float(ours.mean() - theirs.mean())
     if np.ptp(ours) == np.ptp(theirs) == 0:
-        difference = float(ours[0] - theirs[0])
-        return Interval(difference, difference)
+        return Interval.around(difference)
+    if len(fewest) == 1:
+        scale = math.sqrt((second is not None) + 1 / len(most)) * float(most.std(ddof=1))
+        return Interval.around(difference, scale * float(stats.t.ppf((1 + LEVEL) / 2, len(most) - 1)))
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # for equal values of one side
-        if min(len(ours), len(theirs)) > 1:
-            interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(LEVEL)
-        else:
-            interval = stats.ttest_1samp(ours - theirs, 0).confidence_interval(LEVEL)
+        interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(LEVEL)
     return Interval(float(interval.low), float(interval.high))
 
 

@@ -149,8 +149,11 @@ TIMM = Layout(
 
 TIMM_HEAD = (*weight_and_bias("head", "head"), *weight_and_bias("distilled_head", "head_dist"))  # of a classifier
 
-# Files of Facebook nest their weights under these keys (MAE and DeiT; DINO; MoCo v3); files of timm do not.
-_KEYS = ("model", "teacher.backbone", "student.backbone", "state_dict.base_encoder", "state_dict.momentum_encoder")
+# Files of Facebook nest their weights under these keys (MAE and DeiT; I-JEPA; DINO; MoCo v3); files of timm do not.
+_KEYS = (
+    "model", "target_encoder", "teacher.backbone", "student.backbone", "state_dict.base_encoder",
+    "state_dict.momentum_encoder",
+)  # fmt: skip
 # DINOv2's giant has a packed SwiGLU.
 FACEBOOK = Layout(
     peer="MAE, DeiT or DINOv2",

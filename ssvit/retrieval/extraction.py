@@ -13,7 +13,7 @@ from ssvit.config.command_line import CommandLine
 from ssvit.data.sources.decode_options import PixelFormat, bands
 from ssvit.engine.atomic_io import read_json
 from ssvit.errors import OptionError, pair, print_lines, typed, within
-from ssvit.evaluation.options import AUTO, FeatureSpec, precision_of, size_of, spec_of
+from ssvit.evaluation.options import AUTO, FeatureSpec, fit_of, precision_of, size_of, spec_of
 from ssvit.evaluation.report.folder import report_for
 from ssvit.loading.finding import NEWEST, find_checkpoint
 from ssvit.loading.options import LoadEncoder, check_feature_spec, checked_size, eval_transform, pixel_format
@@ -36,15 +36,15 @@ class Extraction:
         typed_names: Names of the typed options.
         choice: Name of the data set.
         say: Receives lines to print.
-        store: Folder of an existing store; its features determine layer, pooling, precision and image size where the
-            options leave them open.
+        store: Folder of an existing store; its features determine layer, pooling, precision, image size and fit where
+            the options leave them open.
 
     Attributes:
         checkpoint: The checkpoint.
         stored: Identity of the features of the store if they are the checkpoint's, otherwise "".
         pixels: Pixel format of the encoder's input.
         image_size: Height and width of the encoder's input.
-        changes: Options of the pixel format and the normalisation that differ from the checkpoint's.
+        changes: Options of images and channels that differ from the checkpoint's, on which the features depend.
     """
 
     def __init__(
@@ -80,11 +80,13 @@ class Extraction:
         say(f"features: layer {self.spec.layer} of {depth}, {self.spec.pooling}{origin}")
         self._trained_size = pair("image_size", self.checkpoint.encoder["image_size"])
         self.image_size = checked_size(self.checkpoint, self._size(say, store))
-        self.transform = eval_transform(self.checkpoint).for_size(self.image_size)
+        own = eval_transform(self.checkpoint).fit
+        fit = fit_of(self.stored) or own
         self.pixels = pixel_format(self.checkpoint)
         source = options.data
         if source is not None and "data.view.fit" in typed_names:
-            self.transform = self.transform.changed(fit=source.view.fit)
+            fit = source.view.fit
+        self.transform = eval_transform(self.checkpoint).for_size(self.image_size).changed(fit=fit)
         formats = {name: getattr(source, name) for name in PixelFormat.model_fields if f"data.{name}" in typed_names}
         with within("data"):
             self.pixels = self.pixels.changed(**formats)
@@ -94,6 +96,8 @@ class Extraction:
         }
         pixels = dict(self.pixels) | self._normalized
         self.changes = {name: value for name, value in pixels.items() if value != trained.get(name, value)}
+        if fit != own:
+            self.changes["fit"] = fit
         say(self.transform.note)
         self.shown = getattr(self.options.data, "shown", (0, 1, 2))
         bands("data.shown", self.shown, self.pixels.channels)

@@ -23,7 +23,7 @@ from ssvit.errors import OptionError, UserError, printable, within
 from ssvit.evaluation.neighbours import Neighbours, check_k, nearest, relative_distances
 from ssvit.evaluation.options import Flat
 from ssvit.evaluation.probes.scaler import Scaler
-from ssvit.evaluation.statistics import above_chance, standard_error
+from ssvit.evaluation.statistics import above_chance, of_accuracy
 from ssvit.figures import contact_sheet
 from ssvit.figures.display import Display
 from ssvit.figures.pictures import Gallery, Picture, heat_map, outlined
@@ -316,12 +316,12 @@ def report(records: Sequence[Mapping[str, Any]], store: Store) -> list[str]:
     if not chances:
         return [*lines, "no metrics: the store has no further picture of any query's class"]
     accuracy, chance = (sum(values) / len(values) for values in (correct, chances))
-    error = 1.96 * standard_error(accuracy, len(chances))
+    low, high = of_accuracy(accuracy, len(chances))
     significant = "significant" if above_chance(accuracy, chance, len(chances)) else "not significant"
     return [
         *lines,
-        f"nearest picture of the same class: {100 * accuracy:.1f} ± {100 * error:.1f} % of {len(chances)} queries "
-        f"(95 % interval); baseline, a random order: {100 * chance:.1f} %; {significant}",
+        f"nearest picture of the same class: {100 * accuracy:.1f} % of {len(chances)} queries (95 % interval "
+        f"{100 * low:.1f} to {100 * high:.1f}); baseline, a random order: {100 * chance:.1f} %; {significant}",
     ]
 
 

@@ -202,7 +202,7 @@ def plot_costs(rows: Mapping[str, Row]) -> "Plot":
         for index, (name, of_objective) in enumerate(by_objective.items()):
             scores = [row["finetuned"] for row in of_objective if measure in row] or _scores(of_objective, measure)
             if scores:
-                mean, interval = 100 * statistics.fmean(scores), of_seeds(scores, [0.0])
+                mean, interval = 100 * statistics.fmean(scores), of_seeds(scores)
                 around = [100 * (interval.high - interval.low) / 2] if interval else None
                 marker = _MARKERS[index % len(_MARKERS)]
                 lines.append(Line([spent[name]], [mean], name, f"C{index % 10}", "", marker, around=around))

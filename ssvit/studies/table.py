@@ -136,7 +136,7 @@ def _operations(path: Path) -> float | None:
 def accuracies(scores: Scores) -> dict[str, list[float]]:
     """Return the accuracies of each row, and the means of five data sets of the paper and of groups of VTAB-1k.
 
-    Means are of each seed if all rows have equally many seeds, otherwise of the rows' means. The mean of the five data
+    Means are of each seed if all rows have the same seeds, otherwise of the rows' means. The mean of the five data
     sets requires all of them, which may have validation images instead of test images.
     """
     values = {row: [of_seeds[seed].accuracy for seed in sorted(of_seeds)] for row, of_seeds in scores.items()}
@@ -146,7 +146,8 @@ def accuracies(scores: Scores) -> dict[str, list[float]]:
         means[f"{_VTAB}{group}"] = [task for name in names if (task := f"{_VTAB}{name}") in scores]
     for title, of_mean in means.items():
         rows_ = [values[row] for row in of_mean]
-        seeds = zip(*rows_, strict=True) if len({*map(len, rows_)}) == 1 else [[*map(statistics.fmean, rows_)]]
+        is_paired = len({tuple(sorted(scores[row])) for row in of_mean}) == 1
+        seeds = zip(*rows_, strict=True) if is_paired else [[*map(statistics.fmean, rows_)]]
         values |= {title: [*map(statistics.fmean, seeds)]} if rows_ else {}
     return values
 

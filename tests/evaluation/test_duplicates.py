@@ -73,6 +73,17 @@ def test_a_copy_of_several_copies_is_found():
     assert found(train, test) == [Pair(4, 7, pytest.approx(1, abs=1e-4))]
 
 
+@pytest.mark.parametrize("versions", [3, 10])
+def test_a_copy_of_an_image_with_many_versions_is_found(versions):
+    """Bursts and augmented sets: the nearest training images are all versions of the test image."""
+    originals = pictures(60, 0).float()
+    factors = torch.linspace(0.85, 1.15, versions)
+    train = torch.cat([(originals * factor).clamp(0, 255) for factor in factors]).to(torch.uint8)
+    test = pictures(30, 1)
+    test[[4, 20]] = (originals[[7, 50]] * 1.02).clamp(0, 255).to(torch.uint8)
+    assert {(pair.test, pair.train % 60) for pair in found(train, test)} == {(4, 7), (20, 50)}
+
+
 def test_pictures_of_one_colour_are_copies_if_they_are_equal_and_one_image_has_no_second():
     train, test = pictures(20, 0), pictures(5, 1)
     train[3:5] = 0

@@ -15,8 +15,10 @@ from ssvit.evaluation.statistics import (
     bootstrap,
     chance,
     detectable,
-    last_rise,
+    error_of_difference,
+    of_accuracy,
     of_seeds,
+    trend,
     verdict,
 )
 
@@ -55,11 +57,12 @@ def test_chance_is_the_share_of_the_most_frequent_class():
 def test_a_curve_that_flattens_has_not_risen_since_the_bend():
     steps = list(range(0, 1600, 100))
     rising = [0.1 + 0.01 * place for place in range(16)]
-    assert last_rise(steps, rising) == 1500
+    assert trend(steps, rising) == (1, 1500)
+    assert trend(steps, rising[::-1]) == (-1, 0)
     flat = [*rising[:6], *(0.15 + 0.01 * sign for sign in (1, -1, 0, -1, 1, 0, -1, 0, 1, -1))]
-    assert 400 <= last_rise(steps, flat) <= 500
-    assert last_rise(steps[:8], rising[:8]) is None
-    assert last_rise(steps, [0.1] * 16) == 0
+    assert (trend(steps, flat)[0], 400 <= trend(steps, flat)[1] <= 500) == (0, True)
+    assert trend(steps[:8], rising[:8]) is None
+    assert trend(steps, [0.1] * 16) == (0, 0)
 
 
 def test_intervals_of_means_are_those_of_their_errors():
@@ -85,15 +88,31 @@ def test_a_detectable_difference_is_found_four_times_in_five():
 
 def test_seeds_have_an_interval_of_their_own():
     several, single = [0.50, 0.52, 0.57], [0.4]
-    error = np.std(several, ddof=1) / math.sqrt(3)
-    width = 4.302652729911275 * error  # Student's t, two degrees of freedom
-    mean = np.mean(several) - 0.4
+    width = 4.302652729911275 * np.std(several, ddof=1)  # Student's t, two degrees of freedom
+    alone = np.mean(several) - width / math.sqrt(3), np.mean(several) + width / math.sqrt(3)
+    assert of_seeds(several) == pytest.approx(alone)
+    mean, width = np.mean(several) - 0.4, width * math.sqrt(1 + 1 / 3)
     assert of_seeds(several, single) == pytest.approx((mean - width, mean + width))
     assert of_seeds(single, several) == pytest.approx((-mean - width, -mean + width))
     assert of_seeds(single, single) is None
     assert of_seeds([0.5, 0.5], [0.4]) == pytest.approx((0.1, 0.1))
+    assert of_seeds(single) is None
     ours, theirs = of_seeds(several, [0.3, 0.31])
     assert ours < np.mean(several) - 0.305 < theirs
+
+
+def test_intervals_of_few_images_contain_the_true_accuracy():
+    """Exact coverage, as the sum of binomial probabilities over all numbers of correct predictions."""
+    for images, accuracy in ((5, 0.9), (10, 0.9), (30, 0.97), (100, 0.97)):
+        counts = range(images + 1)
+        chances = binom.pmf(counts, images, accuracy)
+        inside = [low <= accuracy <= high for low, high in (of_accuracy(count / images, images) for count in counts)]
+        assert chances[inside].sum() > 0.91
+        equal = 0.0
+        for first, second in itertools.product(counts, repeat=2):
+            error = error_of_difference((first / images, images), (second / images, images))
+            equal += chances[first] * chances[second] * (abs(first - second) / images <= error)
+        assert equal > 0.94
 
 
 @pytest.mark.parametrize("tested", [False, True])

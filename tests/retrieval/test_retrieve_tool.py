@@ -204,7 +204,7 @@ def test_a_query_returns_the_nearest_pictures_as_lines_json_and_a_sheet(indexed,
     assert records[3]["neighbours"][0]["image"].endswith("/bee/3.png")
     assert "queries/bee/bad.png: " in told
     correct = [record["neighbours"][0]["class"] == record["class"] for record in records if record["class"] != "cat"]
-    assert f": {100 * sum(correct) / 5:.1f} ± " in told
+    assert f": {100 * sum(correct) / 5:.1f} % of 5 queries" in told
     assert f"a random order: {100 * (4 * 6 / 12 + 5 / 11) / 5:.1f} %" in told
     with Image.open(work / "sheet.png") as image:
         assert min(image.size) > 900  # six rows

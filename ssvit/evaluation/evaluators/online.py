@@ -30,8 +30,8 @@ from ssvit.evaluation.statistics import (
     Interval,
     above_chance,
     error_of_difference,
-    last_rise,
     standard_error,
+    trend,
     verdict,
 )
 from ssvit.figures.plot import DASHED, History, Level, Panel, Plot, chance, curve, level
@@ -210,9 +210,13 @@ def trends(history: History, probes: Sequence[Probe]) -> list[str]:
     for probe in probes:
         points = [(row["step"], value) for row in history if (value := row.get(probe.name)) is not None]
         steps, values = zip(*points, strict=True) if points else ((), ())
-        if (last := last_rise(steps, values)) is not None:
-            trend = "significant rise: more steps would help" if steps[-1] == last else f"plateau since step {last:.0f}"
-            lines.append(f"{probe.title}: {trend} ({len(points)} evaluations, Mann-Kendall test, 5 %)")
+        if (found := trend(steps, values)) is not None:
+            sign, step = found
+            words = (
+                f"plateau since step {step:.0f}", "significant rise: more steps would help",
+                f"significant fall; highest after step {step:.0f}",
+            )[sign]  # fmt: skip
+            lines.append(f"{probe.title}: {words} ({len(points)} evaluations, Mann-Kendall test, 5 %)")
     return lines
 
 

@@ -51,7 +51,7 @@ class Attentive(Linear):
         generator = torch.Generator().manual_seed(key(options.seed, "attentive probe"))
         pooling = AttentionPooling(train.values.shape[-1], len(train.classes), generator)
         heads = [copy.deepcopy(pooling) for _ in grid]
-        sampled = train.values[rows[:_SAMPLED]].flatten(0, 2).float()
+        sampled = train.values[rows[:: -(-len(rows) // _SAMPLED)]].flatten(0, 2).float()  # rows may be sorted by class
         scaler = Scaler.of_features(sampled, options.standardize)
 
         def logits(values: Tensor, which: Sequence[int]) -> Tensor:

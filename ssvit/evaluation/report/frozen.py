@@ -32,6 +32,7 @@ from ssvit.evaluation.report.scores import Split
 from ssvit.figures.display import Display
 from ssvit.kernels.inference import resolved
 from ssvit.loading.encoder import load_encoder
+from ssvit.loading.options import LoadEncoder
 from ssvit.models.encoder import Encoder
 from ssvit.models.encoder_options import PATCHES
 
@@ -170,8 +171,15 @@ def encoders_of(
         return encoder
 
     view, source = options.data.view, options.data
-    weights = f"{checkpoint.checksum}, resized as {options.encoder.resize}"
-    function = frozen(built(options.encoder), specs, weights)
+
+    def weights_of(checkpoint: Checkpoint, loading: LoadEncoder, encoder: Encoder) -> str:
+        """Return the weights of an encoder as a text, on which its cached features depend."""
+        is_adapted = encoder.channels != checkpoint.encoder["channels"]
+        channels = f", channels adapted by {loading.adapt_channels}" if is_adapted else ""
+        return f"{checkpoint.checksum}, resized as {loading.resize}{channels}"
+
+    own = built(options.encoder)
+    function = frozen(own, specs, weights_of(checkpoint, options.encoder, own))
     encoders = [Evaluated(OWN, "", function, view, source, data, checkpoint.run_folder)]
     if options.baselines:
         weights = f"random weights of torch {torch.__version__}"
@@ -180,7 +188,7 @@ def encoders_of(
         encoders.append(Evaluated(PIXELS, PIXELS, Pixels(), view, source, data))
     for other in others:
         encoder = load_encoder(other.loading.changed(announce=True))
-        weights = f"{other.checksum}, resized as {other.loading.resize}"
+        weights = weights_of(other.loading.checkpoint(), other.loading, encoder)
         function, folder = frozen(encoder, other.specs, weights), other.loading.checkpoint().run_folder
         sized, images = view.for_size(other.image_size), data
         if other.source != source:
