@@ -161,9 +161,7 @@ def more_labels(titles: dict[str, str]) -> list[list[str]]:
 
 def over_seeds(differences: list[float]) -> str:
     """Return the mean of differences in points, with its 95 % interval over seeds."""
-    mean, *limits = (
-        signed(100 * value) for value in (statistics.fmean(differences), *(of_seeds(differences) or ()))
-    )
+    mean, *limits = (signed(100 * value) for value in (statistics.fmean(differences), *(of_seeds(differences) or ())))
     return f"{mean} ({' to '.join(limits)})" if limits else mean
 
 

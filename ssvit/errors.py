@@ -30,7 +30,8 @@ class OptionError(UserError, ValueError):
     """
 
     def __init__(self, name: str, value: object, expectation: str) -> None:
-        super().__init__(f"{name}: {expectation}" if value == MISSING else f"{name}={typed(value)}: {expectation}")
+        is_missing = isinstance(value, str) and value == MISSING
+        super().__init__(f"{name}: {expectation}" if is_missing else f"{name}={typed(value)}: {expectation}")
         self.name, self.value, self.expectation = name, value, expectation
 
     def __reduce__(self) -> tuple[type, tuple[str, object, str]]:

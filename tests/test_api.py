@@ -198,6 +198,17 @@ def test_what_is_no_picture_is_refused(wrong):
         list(pictures(wrong))
 
 
+def test_arrays_may_have_the_other_order_of_bytes(run):
+    pixels = np.random.default_rng(0).random((16, 16, 3), np.float32)
+    encoder = ssvit.load(run)
+    assert torch.equal(encoder.prepare(pixels), encoder.prepare(pixels.astype(">f4")))
+
+
+def test_an_evaluation_from_python_needs_its_report(run):
+    with pytest.raises(OptionError, match="report"):
+        ssvit.evaluate(run, report=False)
+
+
 def test_features_are_the_encoder_s_of_the_prepared_images(run, outputs):
     encoder = ssvit.load(run.folder.name, outputs=outputs, precision=32)
     images = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -213,7 +224,8 @@ def test_features_are_the_encoder_s_of_the_prepared_images(run, outputs):
     torch.testing.assert_close(small.features(images, layer=1), encoder.module.pool(first))
     with pytest.raises(OptionError, match="layer"):
         small.features(images, layer=3)
-    for images in ([], np.zeros((0, 4, 3), np.uint8)):
+    mixed = [np.zeros((4, 4, 3), np.uint8), np.zeros((4, 4), np.uint8)]
+    for images in ([], np.zeros((0, 4, 3), np.uint8), np.zeros(5, np.uint8), np.array(0, np.uint8), mixed):
         for compute in (small.features, small.prepare):
             with pytest.raises(OptionError, match="images"):
                 compute(images)

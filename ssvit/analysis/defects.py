@@ -35,7 +35,7 @@ from ssvit.data.sources import rasters
 from ssvit.data.sources.base import Data, Source, Unreadable, class_text, missing_labels
 from ssvit.data.sources.base_options import DataSet
 from ssvit.data.sources.files import Files
-from ssvit.errors import UserError
+from ssvit.errors import UserError, printable
 from ssvit.evaluation.duplicates import Grey, Thumbnails, duplicates
 from ssvit.figures.display import Display
 from ssvit.figures.pictures import Gallery, Picture
@@ -215,7 +215,10 @@ def kept_table(options: DataSet, images: Sequence[Image]) -> list[list[str]]:
             raise UserError("the images are not single files, which data=csv requires")
         label = [class_text(source.labels[index], source.classes, separator)] if source.labels is not None else []
         mask = [] if source.masks is None else [os.path.abspath(source.masks[index])]
-        table.append([os.path.abspath(image.name), image.split, *label * is_labelled, *mask])
+        path = os.path.abspath(image.name)
+        if path.encode(errors="replace") != os.fsencode(path):
+            raise UserError(f"{printable(path)}: is not UTF-8, as names in a table must be")
+        table.append([path, image.split, *label * is_labelled, *mask])
     return table
 
 

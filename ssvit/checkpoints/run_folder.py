@@ -12,11 +12,13 @@ from typing import Any, Self, TextIO
 
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError
 from ssvit.engine import atomic_io
-from ssvit.errors import OptionError, UserError
+from ssvit.errors import OptionError, UserError, typed
 
 REPORTS = "evaluation"  # folder of the reports of evaluations, in the folder of the run
+# The former run during the start of one that overwrites it, complete, or while its files are moved.
+_FORMER, _MOVED = ".former", ".former.part"
 # Files in the folder of a run that has not started.
-_UNSTARTED = {"lock", "config.yaml", ".config.yaml.part"}
+_UNSTARTED = {"lock", "config.yaml", ".config.yaml.part", _FORMER, _MOVED}
 FLOPS = "flops_per_step"  # name in metrics.jsonl of the operations of an update
 _MAX_NAME = 200  # maximum bytes of a name: file systems allow 255, and derived file names are longer
 
@@ -53,10 +55,16 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def discard_former(folder: Path) -> None:
+    """Delete the run that the run in a folder overwrites, after which its failure restores nothing."""
+    shutil.rmtree(folder / _FORMER, ignore_errors=True)
+
+
 class RunFolder:
     """Lock a run's folder for one process, from `open` to the end of the `with` block.
 
-    If the block fails before other files are written, a folder that `open` created is removed.
+    If the block fails before other files are written, a folder that `open` created is removed. If it fails before
+    `discard_former` is called, the run that was to be overwritten is restored.
 
     Args:
         outputs: Folder of all runs.
@@ -81,6 +89,10 @@ class RunFolder:
     def __exit__(self, *error: object) -> None:
         if self._lock is None:
             return
+        if error[0] is None:
+            discard_former(self.path)
+        else:
+            self._restore()
         if error[0] is not None and self._created and not {entry.name for entry in self.path.iterdir()} - _UNSTARTED:
             shutil.rmtree(self.path, ignore_errors=True)
             with contextlib.suppress(OSError):  # another run has written to the folder
@@ -94,7 +106,7 @@ class RunFolder:
 
         Args:
             config: Configuration of the run.
-            overwrite: Whether to delete an existing run.
+            overwrite: Whether to replace an existing run.
 
         Raises:
             RunError: Another process uses the folder, it contains a run with other options or files of other programs,
@@ -110,8 +122,9 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = atomic_io.lock(self.path / "lock", self._locked)
             self._created = created
+            self._restore()  # after a process that was killed
             if overwrite:
-                self._clear()
+                self._set_aside()
             # A command that failed before training has stored only a configuration, which is replaced.
             if self._has_started():
                 self._check_difference(config)
@@ -152,15 +165,32 @@ class RunFolder:
         if difference := config.difference(stored):
             name, value, before = difference
             hint = "use that value, another name=…, or overwrite=true"
-            raise RunError(f"{name}={value}: the run in {self.path} was started with {before}; {hint}")
+            raise RunError(f"{name}={typed(value)}: the run in {self.path} was started with {typed(before)}; {hint}")
 
     def _contains(self, *patterns: str) -> bool:
         return any(any(self.path.glob(pattern)) for pattern in patterns)
 
-    def _clear(self) -> None:
-        # The configuration is deleted last, since it identifies the folder as a run folder.
-        for entry in sorted(self.path.iterdir(), key=lambda entry: entry.name == "config.yaml"):
-            if entry.is_dir():
-                shutil.rmtree(entry)
-            elif entry.name != "lock":
-                entry.unlink()
+    def _files(self) -> list[Path]:
+        """Return the files and folders of the run in the folder."""
+        return [entry for entry in self.path.iterdir() if entry.name not in ("lock", _FORMER, _MOVED)]
+
+    def _set_aside(self) -> None:
+        if files := self._files():
+            moved = self.path / _MOVED / "run"  # so deep that nothing there is found as a part of the run in the folder
+            moved.mkdir(parents=True)
+            for entry in files:
+                entry.rename(moved / entry.name)
+            (self.path / _MOVED).rename(self.path / _FORMER)
+
+    def _restore(self) -> None:
+        if (former := self.path / _FORMER).exists():
+            for entry in self._files():
+                if entry.is_dir():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
+            former.rename(self.path / _MOVED)
+        if (moved := self.path / _MOVED).exists():
+            for entry in moved.glob("run/*"):
+                entry.rename(self.path / entry.name)
+            shutil.rmtree(moved)

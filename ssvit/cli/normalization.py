@@ -46,7 +46,9 @@ def run(config: Config) -> dict[str, Any]:
 
     from ssvit.data import normalization
 
-    source = options.build_part("data").train
+    data = options.build_part("data")
+    print_lines(*filter(None, [data.summary]))
+    source = data.train
     pixels = chosen.pixels if isinstance(chosen, ImageFiles) else RGB
     measured, lines = normalization.measure(
         source, pixels, workers=options.workers, progress=progress("images", " images")

@@ -30,6 +30,7 @@ def run(config: Config) -> Path:
 
     output = Path(options.output)
     data = options.build_part("data")
+    print_lines(*filter(None, [data.summary]))
     print_lines(*packing.pack(data, output, options, progress("images", " images")))
     advice.print_next(advice.written(config, "pretrain", ["data=shards", f"data.root={text_of(output)}"]))
     return output

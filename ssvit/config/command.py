@@ -3,6 +3,7 @@
 Exit status: 0 success, 1 failure, 2 invalid configuration, 130 and 143 stopped by Ctrl-C and SIGTERM.
 """
 
+import hashlib
 import io
 import os
 import pkgutil
@@ -167,7 +168,8 @@ class Command:
                 folder = self._start(config)
             return results.add(config, folder) if results else None
 
-        composition.sweep(self.name, line, self.options, job)
+        with _failures(1):
+            composition.sweep(self.name, line, self.options, job)
         if results and is_main_process() and (table := results.table()):
             print_lines(*table.split("\n"))
 
@@ -181,8 +183,14 @@ class Command:
 def named(config: Config, name: str | None) -> Config:
     """Return a configuration with the name of its run; a job of a sweep (-m) appends its differing options."""
     if name is not None and not any(option.startswith("name=") for option in config.swept):
-        name = "_".join([name, *(_NOT_IN_NAMES.sub("-", option) for option in config.swept)])
+        name = "_".join([name, *map(_in_name, config.swept)])
     return config.changed({"name": name})
+
+
+def _in_name(option: str) -> str:
+    """Return an option as a part of a folder's name; a checksum distinguishes options with replaced characters."""
+    written = _NOT_IN_NAMES.sub("-", option)
+    return written if written == option else f"{written}-{hashlib.sha256(os.fsencode(option)).hexdigest()[:4]}"
 
 
 @contextmanager

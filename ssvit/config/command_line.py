@@ -102,7 +102,9 @@ class CommandLine:
         for argument in waiting:
             flag, _, text = argument.partition("=")
             if flag in _CONFIG_DIR:
-                self.config_dir = Path(text or next(waiting, "")).absolute()
+                self.config_dir = Path(folder := text or next(waiting, "")).absolute()
+                if not folder or not self.config_dir.is_dir():
+                    raise Failure(f"{flag} {folder}: must be a folder of configuration files", 2)
             elif flag == _PLUGIN:
                 self.plugins.append(text or next(waiting, ""))
                 _import_plugin(self.plugins[-1])
@@ -242,7 +244,7 @@ class CommandLine:
 def _import_plugin(package: str) -> None:
     try:
         importlib.import_module(package)
-    except ImportError as error:
+    except (ImportError, ValueError) as error:  # ValueError: an empty name
         raise Failure(f"{_PLUGIN} {package}: must be a package that Python can import: {error}", 2) from None
 
 
@@ -272,7 +274,7 @@ def _check_values(name: str, value: object) -> None:
 def _keys(value: object) -> Iterator[str]:
     """Yield the keys of dictionaries at any depth."""
     if isinstance(value, dict):
-        yield from value
+        yield from map(str, value)
         value = [*value.values()]
     for item in value if isinstance(value, list) else ():
         yield from _keys(item)

@@ -34,7 +34,7 @@ def expand(line: CommandLine, additions: Mapping[str, object] | None = None) -> 
         elif name == "data.fit":
             expanded["data.view.fit"] = value
         elif name == "data.normalization":
-            statistics = _normalization(str(line.text(name)))
+            statistics = {} if value is None else _normalization(str(line.text(name)))
             expanded |= {option: value for option, value in statistics.items() if option not in line.typed}
         else:
             expanded[name] = value

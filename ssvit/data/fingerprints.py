@@ -95,7 +95,7 @@ def start(folder: Path, images: int, initial: Path | None) -> bool:
     Raises:
         UserError: The file of `initial` is invalid, or this file cannot be written.
     """
-    if not (folder / FILE).exists() and not any(folder.glob("step_*")):
+    if not any(folder.glob("step_*")):
         parts = [np.zeros((images, BYTES), np.uint8)] if images else []
         if initial is not None and (former := read_fingerprints(initial)) is not None:
             parts.append(former)

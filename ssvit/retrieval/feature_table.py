@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from ssvit.data.windows import parsed_name
+from ssvit.errors import UserError, printable
 
 _ROWS = 1 << 16  # maximum number of vectors in a row group, unless a picture has more patches
 _SIDES = ("left", "top", "right", "bottom")
@@ -99,9 +100,16 @@ class FeatureTable(NamedTuple):
         boxes = [*zip(*(position[side] for side in _SIDES), strict=True)] if grid else [(0, 0, *size[::-1])]
         paths, windows = self._places()
         of_texts = {"path": paths, "split": self.splits, "label": self.classes}
-        texts = {
-            name: arrow.array([text or None for text in column], arrow.string()) for name, column in of_texts.items()
-        }
+        try:
+            texts = {
+                name: arrow.array([text or None for text in column], arrow.string())
+                for name, column in of_texts.items()
+            }
+        except UnicodeEncodeError as error:
+            name = printable(str(error.object))
+            raise UserError(
+                f"{name}: is not UTF-8, as names in Parquet must be; output=NAME.npz supports any"
+            ) from None
         corners = {} if windows is None else {f"window_{side}": windows[:, at] for at, side in enumerate(_SIDES)}
 
         def table(pictures: np.ndarray) -> Any:

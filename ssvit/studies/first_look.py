@@ -28,7 +28,7 @@ from ssvit.data.sources.datasets_options import Csv
 from ssvit.engine import atomic_io
 from ssvit.engine.clock import cpu_time
 from ssvit.engine.progress import QUIET, minutes, progress
-from ssvit.errors import OptionError, UserError, aligned, one_line, print_lines
+from ssvit.errors import OptionError, UserError, aligned, one_line, print_lines, printable
 from ssvit.evaluation.baselines import PIXELS
 from ssvit.evaluation.evaluators.predictions import as_csv
 from ssvit.evaluation.features import Pixels
@@ -183,7 +183,7 @@ class FirstLook:
         """Return the page of the results, with the captions of pictures by name, and a table with its header first."""
         template = Environment(loader=PackageLoader("ssvit.studies"), autoescape=True).get_template("try.html.j2")
         rows = [[one_line(cell) for cell in row] for row in table]
-        page = template.render(self.report, path=self.options.path, table=rows, sheets=sheets)
+        page = template.render(self.report, path=printable(self.options.path), table=rows, sheets=sheets)
         return {"report.html": page.encode()}
 
     def _pixels(self) -> None:

@@ -150,7 +150,8 @@ def _summary(line: CommandLine) -> tuple[int, int, Mapping[str, object]]:
         raise OptionError("preset", AUTO, _NEEDED)
     side = rasters.median_side(sample)
     if side is None:
-        raise UserError(f"{sample.first}: cannot be read as an image, and neither can {len(sample.files) - 1} others")
+        others = f", and neither can {len(sample.files) - 1} others" if len(sample.files) > 1 else ""
+        raise UserError(f"{sample.first}: cannot be read as an image{others}")
     values: list[tuple[rasters.Moments, bool] | None] = []
     for opened in sample.files:
         with suppress(Exception), opened() as file:  # the loader replaces unreadable images

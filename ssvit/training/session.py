@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.checkpoints.run_folder import FLOPS, RunFolder, rows
+from ssvit.checkpoints.run_folder import FLOPS, RunFolder, discard_former, rows
 from ssvit.config.declaration import Options
 from ssvit.data import fingerprints
 from ssvit.data.loader import Loader
@@ -70,7 +70,8 @@ class Session:
 
     def data(self, options: Training) -> Data:
         """Return the images of a run."""
-        data = replace(self._data, train=subset(self._data.train, **dict(options.subset)))
+        with within("subset"):
+            data = replace(self._data, train=subset(self._data.train, **dict(options.subset)))
         return data.for_development(options.development)
 
     @property
@@ -197,6 +198,8 @@ class Session:
         # All processes count, since objectives may exchange features between them.
         is_new = not self.processes.any_process(self.processes.is_main and any(folder.glob("step_*")))
         costs = {FLOPS: flops_of_step(objective, loader, recipe)} if is_new else {}
+        for written in {folder, self.folder} if self.processes.is_main else ():
+            discard_former(written)
         trained = loop.train(
             self.processes,
             objective,

@@ -16,7 +16,7 @@ from ssvit import cli
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError, code_entry, has_only_references
 from ssvit.checkpoints.manifest import CheckpointError
-from ssvit.checkpoints.run_folder import RunError, RunFolder
+from ssvit.checkpoints.run_folder import RunError, RunFolder, discard_former
 from ssvit.config.command_line import CommandLine
 from ssvit.engine.atomic_io import sealed
 from ssvit.loading.pretrained import _data
@@ -297,6 +297,40 @@ def test_a_run_is_recognised_by_its_configuration_or_its_checkpoints(tmp_path, c
         assert sorted(os.listdir(run)) == ["config.yaml", "lock"]
         with RunFolder(str(run.parent), RUN) as folder:
             folder.open(new, overwrite=False)
+
+
+def test_a_run_is_overwritten_only_when_the_new_one_starts(tmp_path, config):
+    run = tmp_path / RUN
+
+    def contents():
+        return {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+    shutil.copytree(STORED / "outputs" / RUN, run)
+    (run / "lock").touch()
+    before = contents()
+
+    def fail(started):
+        with RunFolder(str(tmp_path), RUN) as folder:
+            folder.open(of(config), overwrite=True)
+            assert folder.started() is None
+            if started:
+                discard_former(run)
+            raise RunError("no images")
+
+    with pytest.raises(RunError, match="no images"):
+        fail(started=False)
+    assert contents() == before
+
+    opened = RunFolder(str(tmp_path), RUN)  # killed before the new run starts
+    opened.open(of(config), overwrite=True)
+    opened._lock.close()
+    with RunFolder(str(tmp_path), RUN) as folder, contextlib.suppress(RunError):
+        folder.open(of(config), overwrite=False)
+    assert contents() == before
+
+    with pytest.raises(RunError, match="no images"):
+        fail(started=True)
+    assert set(map(str, contents())) == {"config.yaml", "lock"}
 
 
 def test_the_configuration_is_durable_before_the_run_starts(tmp_path, config, monkeypatch):

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import composing
+import numpy as np
 import pytest
 from command import LIMIT
 from PIL import Image
@@ -16,9 +17,11 @@ from PIL import Image
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.choices import PARTS, add, options_of
+from ssvit.cli import find_command
+from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import select
 from ssvit.data.augment.options import CenterCrop
-from ssvit.errors import Failure, OptionError, file_to_write, folder_to_write
+from ssvit.errors import Failure, OptionError, UserError, file_to_write, folder_to_write
 from ssvit.loading.options import eval_transform
 from ssvit.training.recipe import Recipe
 from ssvit.values import value_of
@@ -265,3 +268,22 @@ def test_several_values_without_a_sweep_are_an_error_that_names_the_option(optio
         composing.composed(option)
     assert error.value.status == 2
     assert str(error.value).startswith(option)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "start"),
+    [(["--config-dir", "nowhere"], "--config-dir nowhere: "), (["--config-dir", "data=d"], "--config-dir data=d: "),
+     (["--config-dir"], "--config-dir : "), (["--plugin"], "--plugin : ")],
+)  # fmt: skip
+def test_flags_without_their_folder_or_package_are_one_line(arguments, start):
+    with pytest.raises(Failure) as caught:
+        CommandLine(arguments)
+    assert str(caught.value).startswith(" ".join(start.split()))
+
+
+@pytest.mark.parametrize(
+    "options", [{"data.mean": np.zeros(3)}, {"data": np.zeros((2, 2))}, {"data.mask_classes": {0: "sky", 1: "tree"}}]
+)
+def test_values_of_other_types_are_one_line(options):
+    with pytest.raises(UserError):
+        find_command("pretrain").call([], options | {"data.image_size": 0})

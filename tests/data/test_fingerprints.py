@@ -110,6 +110,12 @@ def test_a_set_in_memory_is_recorded_and_a_run_from_another_includes_its_images(
     assert (read_fingerprints(third) == read_fingerprints(second)).all()
 
 
+def test_a_run_without_checkpoints_starts_anew_with_the_images_that_there_are_now(tmp_path):
+    for images in (12, 17):
+        start(tmp_path, images, None)
+        assert len(read_fingerprints(tmp_path)) == images
+
+
 def test_without_a_file_nothing_is_recorded_and_a_damaged_one_is_an_error(tmp_path):
     record(tmp_path, bytes(32))
     start(tmp_path, 0, None)

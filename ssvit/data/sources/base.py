@@ -395,7 +395,7 @@ def number_labels(
     if len(by_image) < len(labels) or not (names or classes):
         return None, ()
     are_numbers = numeric and all(name.isdecimal() for name in names)
-    classes = tuple(classes) or tuple(sorted(names, key=int if are_numbers else str))
+    classes = tuple(classes) or tuple(sorted(names, key=lambda name: (int(name) if are_numbers else 0, name)))
     number = {name: index for index, name in enumerate(classes)}
     if unknown := names - number.keys():
         reason = f"is not among the {len(classes)} classes of the training images"

@@ -157,7 +157,8 @@ class Files(Encoded):
 
     @cached_property
     def _common_folder(self) -> str:
-        ends = min(self.paths), max(self.paths)  # the first and the last path in order share only what all paths share
+        paths = [*map(os.path.abspath, self.paths)]
+        ends = min(paths), max(paths)  # the first and the last path in order share only what all paths share
         return os.path.commonpath([os.path.dirname(path) for path in ends])
 
     def mask(self, index: int) -> Tensor | None:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from glob import glob
 from itertools import islice, product
+from pathlib import Path
 
 from ssvit.data.sources.splits import AUTO, NAMES, Items, Splits, resolve, spellings
 from ssvit.errors import OptionError, UserError
@@ -180,5 +181,7 @@ def _below(
 
 
 def _is_circular(link: str) -> bool:
+    """Return whether a link leads to a folder that contains it, or to one from which other links have led to it."""
     target = os.path.realpath(link)
-    return os.path.commonpath([target, os.path.realpath(os.path.dirname(link))]) == target
+    above = map(os.path.realpath, Path(link).parents)
+    return any(os.path.commonpath([target, folder]) == target for folder in above)

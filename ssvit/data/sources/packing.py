@@ -51,6 +51,11 @@ def pack(data: Data, output: Path, options: datasets_options.Pack, progress: Pro
     packers = [_Packer(source, output / name, options) for name, source in splits.items() if source is not None]
     for packer in packers:
         packer.check()
+    for name, source in splits.items():  # shards of other images would be read as a split of these
+        if source is None and (former := [*(output / name).glob(f"*{SHARD}")]):
+            if not options.overwrite:
+                raise OptionError("output", options.output, f"must not contain {former[0]}, a split of other images")
+            _clear(output / name)
     lines, before, total = list[str](), 0, sum(len(packer.source) for packer in packers)
     for packer in packers:
 
@@ -62,12 +67,21 @@ def pack(data: Data, output: Path, options: datasets_options.Pack, progress: Pro
     return lines
 
 
+def _clear(folder: Path) -> None:
+    """Delete all shards in a folder."""
+    for pattern in (f"*{SHARD}", f"*{INDEX}", f".*{SHARD}.part"):
+        for path in folder.glob(pattern):
+            path.unlink()
+
+
 class _Packer:
     """Write the shards of one split."""
 
     def __init__(self, source: Source, folder: Path, options: datasets_options.Pack) -> None:
         self.source, self.folder, self.options = source, folder, options
-        stored = [options.size, options.quality, options.shard_size]
+        stored: list[object] = [options.size, options.quality, options.shard_size]
+        if options.size is not None and (background := getattr(options.data, "background", None)) is not None:
+            stored.append(background)
         self.former = json.dumps([source.fingerprint, list(source.classes), *stored])  # of earlier versions
         self.plan = json.dumps([source.fingerprint, source.contents, list(source.classes), *stored])
 
@@ -84,9 +98,7 @@ class _Packer:
         """Write the remaining shards of the split and return a summary line; `show` receives the number of images."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.options.overwrite:
-            for pattern in (f"*{SHARD}", f"*{INDEX}", f".*{SHARD}.part"):
-                for path in self.folder.glob(pattern):
-                    path.unlink()
+            _clear(self.folder)
         # The index of a shard is written before the shard is renamed to its final name.
         indices = [read_index(path) for path in sorted(self.folder.glob(f"*{SHARD}"))]
         if any(index is None or index.plan not in (self.plan, self.former) for index in indices):

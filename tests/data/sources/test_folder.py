@@ -44,6 +44,14 @@ def test_links_are_followed_but_not_in_circles(tmp_path):
     assert [name for _, name in list_images(root)] == ["cat", "dog"]
 
 
+def test_links_of_two_folders_to_each_other_end(tmp_path):
+    root = touch(tmp_path, "cat/1.jpg", "dog/2.jpg")
+    (tmp_path / "cat" / "link").symlink_to(tmp_path / "dog")
+    (tmp_path / "dog" / "link").symlink_to(tmp_path / "cat")
+    paths = [os.path.relpath(path, root) for path, _ in list_images(root)]
+    assert paths == ["cat/1.jpg", "cat/link/2.jpg", "dog/2.jpg", "dog/link/1.jpg"]
+
+
 ALL = ("train/a/1.jpg", "val/a/1.jpg", "test/a/1.jpg")
 
 

@@ -61,6 +61,20 @@ def assert_equal(data: Data, expected: Data) -> None:
     assert all(map(torch.equal, batches(data.train), batches(expected.train)))
 
 
+def test_splits_and_colours_of_former_shards_do_not_remain(tmp_path, data):
+    packed(data, tmp_path / "shards", size=8)
+    fewer = Data(data.train, None, None, data.classes)
+    with pytest.raises(OptionError, match=r"^output=.*val"):
+        packed(fewer, tmp_path / "shards", size=8)
+    assert list((tmp_path / "shards" / "val").glob("*.tar"))
+    packed(fewer, tmp_path / "shards", size=8, overwrite=True)
+    assert not list((tmp_path / "shards" / "val").glob("*.tar"))
+    white = Folder(root=str(tmp_path / "images"), background="white")
+    options = Pack(output=str(tmp_path / "shards"), size=8, shard_size=0.004, data=white)
+    with pytest.raises(OptionError, match=r"^output="):
+        packing.pack(fewer, tmp_path / "shards", options, lambda done, total: None)
+
+
 def test_a_folder_and_its_shards_are_the_same_data(tmp_path, data):
     lines = packed(data, tmp_path / "shards")
     number = len(list((tmp_path / "shards/train").glob("*.tar")))

@@ -31,7 +31,12 @@ def test_the_first_dot_before_a_letter_separates_key_and_suffix(name, parts):
 
 @pytest.mark.parametrize(
     ("labels", "classes"),
-    [((b"10", b"9", b"9\n"), ("9", "10")), ((b"cat", b"10", b"9"), ("10", "9", "cat")), ((b"1", b"", b"2"), ())],
+    [
+        ((b"10", b"9", b"9\n"), ("9", "10")),
+        ((b"1", b"01", b"001"), ("001", "01", "1")),
+        ((b"cat", b"10", b"9"), ("10", "9", "cat")),
+        ((b"1", b"", b"2"), ()),
+    ],
 )
 def test_classes_that_are_numbers_are_sorted_as_numbers(tmp_path, labels, classes):
     members = {}

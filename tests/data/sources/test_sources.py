@@ -16,6 +16,7 @@ from ssvit.data.loader import Loader
 from ssvit.data.sources import base_options as source_options
 from ssvit.data.sources import datasets, datasets_options
 from ssvit.data.sources.base import Data, Selection, Source, Unreadable, hold_out, masks, subset
+from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
 from ssvit.errors import OptionError, UserError
 from ssvit.evaluation.features import Pixels, extract
@@ -312,3 +313,9 @@ def test_masks_go_with_their_images(tmp_path):
     assert Greys().mask(0) is None
     with pytest.raises(OptionError, match="masks=nowhere: no such folder"):
         datasets.folder(datasets_options.Folder(root=root, masks="nowhere"))
+
+
+def test_paths_below_the_common_folder_may_be_relative_and_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files = Files(["a/0.png", str(tmp_path / "a" / "b" / "1.png"), "a/2.png"])
+    assert [files.inner_name(index) for index in range(3)] == ["0.png", "b/1.png", "2.png"]
