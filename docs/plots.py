@@ -1,5 +1,7 @@
 """Draw the figures of measured results in the pages, from the stored rows: python docs/plots.py"""
 
+import hashlib
+import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator
@@ -9,7 +11,7 @@ import tables
 import yaml
 
 from ssvit.evaluation.statistics import of_seeds
-from ssvit.figures.base import png
+from ssvit.figures.base import Canvas, png
 from ssvit.figures.plot import Level, Line, Panel, Plot
 from ssvit.figures.style import COLORS, INK, PALE, panels
 
@@ -32,7 +34,7 @@ _CONTINUED = {
 
 def dots(
     series: dict[str, tuple[str, Rows]], probes: dict[Any, str], xlabel: str, levels: dict[str, tuple[str, Any]]
-) -> bytes:
+) -> Canvas:
     """Draw a panel for each probe, with a line of dots for each name in the series.
 
     Args:
@@ -65,7 +67,7 @@ def dots(
         axis.spines[["top", "right", "left"]].set_visible(False)
     named = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend([*named.values()], [*named], loc="outside lower center", ncols=5, frameon=False, fontsize=8)
-    return png(figure)
+    return figure
 
 
 def rows_of(table: str) -> Rows:
@@ -84,7 +86,7 @@ def single(values: dict[str, list[float]]) -> dict[str, float]:
     return {probe: value for probe, (value,) in values.items()}
 
 
-def objectives() -> bytes:
+def objectives() -> Canvas:
     """Draw all objectives on CIFAR-10 after both budgets; the longer one determines the order."""
     short, long = rows_of("cifar10_6min"), rows_of("cifar10_29min")
     dashes = dict(zip(tables.BASELINES, ("--", ":", "-."), strict=True))
@@ -102,7 +104,7 @@ def objectives() -> bytes:
     return dots(series, probes, "test accuracy (%)", levels)
 
 
-def students() -> bytes:
+def students() -> Canvas:
     """Draw MAE and distillation."""
     found = rows_of("students")
     teacher = single(found.pop("the teacher itself"))
@@ -113,7 +115,7 @@ def students() -> bytes:
     return dots(series, probes, "test accuracy (%)", {"teacher": ("--", teacher)})
 
 
-def continuations() -> bytes:
+def continuations() -> Canvas:
     """Draw the differences of continued weights from the start."""
     titles = yaml.safe_load((tables.DOCS / "tables.yaml").read_text())["continuations"]["continued_signs"]["rows"]
     found: dict[str, dict[Any, list[float]]] = {title: defaultdict(list) for title in titles.values()}
@@ -125,7 +127,7 @@ def continuations() -> bytes:
     return dots({"": ("model", measured)}, _CONTINUED, "difference (points)", {"start": ("-", zero)})
 
 
-def labels() -> bytes:
+def labels() -> Canvas:
     """Draw accuracy over the number of labels, with bands of the standard deviation, for each time of pre-training."""
     found: dict[int, Any] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for row in tables.csv_rows("labels/photographs.csv"):
@@ -143,10 +145,16 @@ def labels() -> bytes:
                 f"CIFAR-10, pre-trained for {minutes} CPU minutes", lines[0].x, log=True,
             )
         )  # fmt: skip
-    return Plot(drawn, (4.5 * len(drawn), 4.3), legend="below", shared=True).png()
+    return Plot(drawn, (4.5 * len(drawn), 4.3), legend="below", shared=True).draw()
 
 
-def figures() -> Iterator[tuple[str, bytes]]:
+def checksum(figure: Canvas) -> str:
+    """Return a checksum of the drawn numbers, which the PNG file of a figure has as the text `data`."""
+    drawn = [line.get_xydata().round(6).tolist() for axis in figure.axes for line in axis.lines]
+    return hashlib.sha256(json.dumps(drawn).encode()).hexdigest()
+
+
+def figures() -> Iterator[tuple[str, Canvas]]:
     """Yield the name of each figure in docs/, and the figure."""
     yield "methods/cifar10.png", objectives()
     yield "distillation/results.png", students()
@@ -156,4 +164,4 @@ def figures() -> Iterator[tuple[str, bytes]]:
 
 if __name__ == "__main__":
     for name, figure in figures():
-        (tables.DOCS / name).write_bytes(figure)
+        (tables.DOCS / name).write_bytes(png(figure, {"data": checksum(figure)}))

@@ -1,6 +1,7 @@
 """Define the interface of figures: a `Figure` describes its content, and matplotlib is imported when it is drawn."""
 
 import io
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -28,12 +29,12 @@ class Figure:
         return png(self.draw())
 
 
-def png(figure: Canvas) -> bytes:
-    """Return a matplotlib figure as a PNG file, see `Figure.png`."""
+def png(figure: Canvas, metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return a matplotlib figure as a PNG file with texts by name, see `Figure.png`."""
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
         text.set_parse_math(False)
     file = io.BytesIO()
-    figure.savefig(file, format="png")
+    figure.savefig(file, format="png", metadata=metadata)
     return file.getvalue()

@@ -1,9 +1,10 @@
-"""The tables of results on the pages equal those of the stored rows; `python docs/tables.py` writes them."""
+"""The tables and figures of results are those of the stored rows; docs/tables.py and docs/plots.py write them."""
 
 import runpy
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -36,3 +37,14 @@ def test_an_edited_number_is_found():
     edited = text.replace(row, f"{row}1", 1)
     assert edited != text
     assert tables["generate"](edited) == text
+
+
+def test_figures_show_the_rows(monkeypatch):
+    """The text `data` of a PNG file is a checksum of the drawn numbers."""
+    monkeypatch.syspath_prepend(DOCS)
+    plots = runpy.run_path(str(DOCS / "plots.py"))
+    drawn = {name: plots["checksum"](figure) for name, figure in plots["figures"]()}
+    assert len(set(drawn.values())) == len(drawn) > 3
+    for name, data in drawn.items():
+        with Image.open(DOCS / name) as image:
+            assert image.info["data"] == data, name
