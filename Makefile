@@ -8,13 +8,13 @@ pretrain: .venv/ready
 	$(BIN)/python tools/pretrain.py objective=masked_patch
 	$(BIN)/python tools/finetune.py
 
-# A process for each core, and a thread for each process: most of the time goes into starting tools.
+# A process for each core, each with one thread: most of the time goes into starting tools.
 test: .venv/dev .venv/kernels
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=loadfile
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=loadfile
 
 # The same with the oldest supported versions of what ssvit depends on.
 test-oldest: .venv-oldest/dev
-	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=loadfile
+	.venv-oldest/bin/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=loadfile
 
 test-slow: .venv/dev .venv/kernels
 	$(BIN)/python -m pytest -m slow

@@ -150,7 +150,9 @@ def labels() -> Canvas:
 
 def checksum(figure: Canvas) -> str:
     """Return a checksum of the drawn numbers, which the PNG file of a figure has as the text `data`."""
-    drawn = [line.get_xydata().round(6).tolist() for axis in figure.axes for line in axis.lines]
+    drawn: list[Any] = [line.get_xydata().round(6).tolist() for axis in figure.axes for line in axis.lines]
+    bands = (path for axis in figure.axes for band in axis.collections for path in band.get_paths())
+    drawn += [path.vertices.round(6).tolist() for path in bands]
     return hashlib.sha256(json.dumps(drawn).encode()).hexdigest()
 
 

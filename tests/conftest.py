@@ -3,6 +3,7 @@
 import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # in all processes, whose bits are compared
 
 import shutil
 import subprocess

@@ -52,7 +52,6 @@ def results(work: Callable[..., object], world: int, folder: Path, *arguments: o
 
 
 def _write_result(work: Callable[..., object], folder: Path, arguments: tuple[object, ...]) -> None:
-    torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
     with torch.no_grad():
         (folder / f"{own_rank()}.json").write_text(json.dumps(work(*arguments)))

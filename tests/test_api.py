@@ -23,6 +23,7 @@ from ssvit.checkpoints import manifest
 from ssvit.cli import COMMANDS, find_command, normalization
 from ssvit.config import command, help
 from ssvit.data.sources.base import Unreadable
+from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.errors import OptionError, UserError
 from ssvit.inference import pictures
 from ssvit.values import text_of
@@ -184,6 +185,8 @@ def test_pictures_of_any_kind_are_one_picture(tmp_path):
     for kind in kinds:
         (found,) = pictures(kind)
         assert torch.equal(found, tensor), type(kind)
+    (found,) = pictures(Image.open(tmp_path / "a.png"), PixelFormat(channels=1))
+    assert (found[0] - torch.from_numpy(pixels @ [0.299, 0.587, 0.114])).abs().max() <= 1
     grey = pixels[:, :, 0]
     (found,) = pictures(grey)
     assert torch.equal(found, torch.from_numpy(grey)[None])

@@ -346,7 +346,6 @@ def train(
     double=False, timeout=600.0, **recipe,
 ) -> tuple[bool, Objective]:  # fmt: skip
     """Run the loop in `folder` like the command, and return its result and the trained objective."""
-    torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     numbers = Recipe(**{**RECIPE, **recipe})
     processes = launch.start(numbers, Launch(accelerator="cpu", strategy=strategy, timeout=timeout))

@@ -113,7 +113,8 @@ class RunFolder:
                 or it cannot be written.
         """
         try:
-            is_run = self._contains("step_*/manifest.json", "*/step_*/manifest.json") or self._is_configured()
+            is_run = self._contains(_FORMER, _MOVED, "step_*/manifest.json", "*/step_*/manifest.json")
+            is_run = is_run or self._is_configured()
             # These are the only files of a run that ended before its configuration was stored.
             unconfigured = _UNSTARTED - {"config.yaml"}
             if self.path.exists() and not is_run and {entry.name for entry in self.path.iterdir()} - unconfigured:

@@ -168,7 +168,7 @@ def train(
         f"weights, {len(loader.source)} images, {processes.world} x {processes.device.type}, {recipe.backend}"
     )
     if recipe.optimizer == "muon" and not any(group.get("matrices") for group in state.optimizer.param_groups):
-        report("recipe.optimizer=muon: there are no Transformer blocks of ssvit, so AdamW updates all weights")
+        report("recipe.optimizer=muon: no matrix of a Transformer block is trained, so AdamW updates all weights")
     began = clock(processes.device)
     if announced and processes.world == 1:
         report(f"estimated: {announced(state, loader, evaluators, first_step=first).time}")

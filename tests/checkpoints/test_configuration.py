@@ -299,38 +299,59 @@ def test_a_run_is_recognised_by_its_configuration_or_its_checkpoints(tmp_path, c
             folder.open(new, overwrite=False)
 
 
-def test_a_run_is_overwritten_only_when_the_new_one_starts(tmp_path, config):
+def contents(run):
+    return {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def stored_run(tmp_path):
     run = tmp_path / RUN
-
-    def contents():
-        return {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
-
     shutil.copytree(STORED / "outputs" / RUN, run)
     (run / "lock").touch()
-    before = contents()
+    return run
+
+
+@pytest.mark.parametrize("moved", range(6))
+def test_a_run_that_was_killed_while_another_replaced_it_is_whole_again(stored_run, config, monkeypatch, moved):
+    """The process is killed before the given number of moves of files, of which those of the metrics are the last."""
+    before, done, rename, listed = contents(stored_run), [], Path.rename, Path.iterdir
+
+    def killed(path, target):
+        if len(done) == moved:
+            raise KeyboardInterrupt
+        done.append(path)
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        order = lambda entry: (entry.name == "metrics.jsonl", entry.name)  # noqa: E731
+        patch.setattr(Path, "iterdir", lambda path: iter(sorted(listed(path), key=order)))
+        patch.setattr(Path, "rename", killed)
+        opened = RunFolder(str(stored_run.parent), RUN)
+        with contextlib.suppress(KeyboardInterrupt):
+            opened.open(of(config), overwrite=True)
+    opened._lock.close()
+    with RunFolder(str(stored_run.parent), RUN) as folder, contextlib.suppress(RunError):
+        folder.open(of(config), overwrite=False)
+    assert contents(stored_run) == before
+
+
+def test_a_run_is_overwritten_only_when_the_new_one_starts(tmp_path, stored_run, config):
+    before = contents(stored_run)
 
     def fail(started):
         with RunFolder(str(tmp_path), RUN) as folder:
             folder.open(of(config), overwrite=True)
             assert folder.started() is None
             if started:
-                discard_former(run)
+                discard_former(stored_run)
             raise RunError("no images")
 
     with pytest.raises(RunError, match="no images"):
         fail(started=False)
-    assert contents() == before
-
-    opened = RunFolder(str(tmp_path), RUN)  # killed before the new run starts
-    opened.open(of(config), overwrite=True)
-    opened._lock.close()
-    with RunFolder(str(tmp_path), RUN) as folder, contextlib.suppress(RunError):
-        folder.open(of(config), overwrite=False)
-    assert contents() == before
-
+    assert contents(stored_run) == before
     with pytest.raises(RunError, match="no images"):
         fail(started=True)
-    assert set(map(str, contents())) == {"config.yaml", "lock"}
+    assert set(map(str, contents(stored_run))) == {"config.yaml", "lock"}
 
 
 def test_the_configuration_is_durable_before_the_run_starts(tmp_path, config, monkeypatch):

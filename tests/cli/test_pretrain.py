@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command import LIMIT, TINY, one_line, start
+from command import LIMIT, TINY, error_of, one_line, start
 from images import picture, put
 from PIL import Image
 from runs import kill_after
 
 from ssvit.engine import atomic_io
+from ssvit.errors import UserError
 
 RUN = "masked_patch_shapes"
 SAME = (*TINY, "encoder.positions=learned_1d")  # the options of the fixture `pretrained`
@@ -104,8 +105,20 @@ def test_overwrite_clears_a_run_but_nothing_else(outputs, tool, no_torch, tmp_pa
     assert (tmp_path / "outputs" / "mine" / "thesis.tex").read_text() == "precious"
 
 
-@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_the_run_saved_with_the_shells_status(tmp_path, signum, status):
+@pytest.mark.parametrize(("function", "seed"), [("build_evaluators", 0), ("loop.train", 1)])
+def test_overwriting_keeps_the_former_run_until_the_new_one_trains(outputs, call, monkeypatch, function, seed):
+    def fail(*_, **__):
+        raise UserError("stopped")
+
+    monkeypatch.setattr(f"ssvit.training.session.{function}", fail)
+    error_of(call, "pretrain", *SAME, "overwrite=true", "recipe.seed=1", "probes=[]")
+    stored = yaml.safe_load((outputs / RUN / "config.yaml").read_text())
+    assert stored["recipe"]["seed"] == seed
+    assert any((outputs / RUN).glob("step_*")) == (seed == 0)
+
+
+def test_a_signal_ends_the_run_saved_with_the_shells_status(tmp_path):
+    signum, status = signal.SIGTERM, 143  # tests/training/test_terminal.py has Ctrl-C
     endless = (f"recipe.{name}=100000" for name in ("steps", "save_every", "evaluate_every"))
     ended, errors = kill_after(tmp_path, "step 3/", *TINY, *endless, signum=signum)
     assert ended == status

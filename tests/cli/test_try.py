@@ -10,7 +10,6 @@ from PIL import Image
 
 import ssvit
 from ssvit.engine.randomness import uniform
-from ssvit.errors import OptionError
 from ssvit.loading.cached import cached_weights
 from ssvit.studies import first_look
 from ssvit.training import preset
@@ -132,7 +131,7 @@ def test_a_much_larger_budget_trains_again_for_longer(tried, tmp_path):
 def test_what_cannot_be_measured_is_one_line(tried, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert isinstance(error_of(tried, empty).__cause__, OptionError | None)
+    assert str(empty) in str(error_of(tried, empty))
     pictures(tmp_path / "one", "red", count=1)
     error_of(tried, tmp_path / "one")
     error_of(tried, pictures(tmp_path / "photos", "red"), outputs=tmp_path / "photos" / "red" / "0.png")

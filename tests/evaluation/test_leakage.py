@@ -49,6 +49,7 @@ def test_of_images_of_one_kind_only_identical_ones_are_counted():
     recorded, evaluated = of_one_kind(300, 0), of_one_kind(100, 1)
     evaluated[:5], evaluated[5:10] = recorded[:5], brighter(recorded[5:10])
     found = counted(recorded, evaluated)
+    assert (found.bits, f"{100 * found.false_matches:.1f} %" in sentence(found.values({}), "test")) == (0, False)
     assert found.identical.tolist() == [True] * 5 + [False] * 95
     assert int(found.similar[10:].sum()) <= 1
 

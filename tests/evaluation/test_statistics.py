@@ -106,7 +106,14 @@ def test_intervals_of_few_images_contain_the_true_accuracy():
     for images, accuracy in ((5, 0.9), (10, 0.9), (30, 0.97), (100, 0.97)):
         counts = range(images + 1)
         chances = binom.pmf(counts, images, accuracy)
-        inside = [low <= accuracy <= high for low, high in (of_accuracy(count / images, images) for count in counts)]
+        inside = []
+        for p in (count / images for count in counts):
+            low, high = of_accuracy(p, images)
+            z = norm.ppf(0.975)
+            half = z * math.sqrt(p * (1 - p) / images + z**2 / 4 / images**2) / (1 + z**2 / images)
+            centre = (p + z**2 / 2 / images) / (1 + z**2 / images)
+            assert (low, high) == pytest.approx((centre - half, centre + half), abs=1e-12)
+            inside.append(low <= accuracy <= high)
         assert chances[inside].sum() > 0.91
         equal = 0.0
         for first, second in itertools.product(counts, repeat=2):

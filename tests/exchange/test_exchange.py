@@ -135,6 +135,9 @@ TRAINING_FILES = {
             | nested("module.momentum_encoder.", y)
         }, {}, 1,
     ),
+    "ijepa.pth.tar": (
+        lambda x, y: {"encoder": nested("module.", y), "target_encoder": nested("module.", x)}, {}, 1,
+    ),
     "deit.pth": (lambda x, y: {"model": y, "model_ema": x, "args": argparse.Namespace(lr=1)}, {}, 1),
     "timm.pth.tar": (lambda x, y: {"state_dict": nested("module.", y), "state_dict_ema": nested("module.", x)}, {}, 0),
     "raw.pth.tar": (lambda x, y: {"state_dict": x, "state_dict_ema": y}, {"checkpoint_key": "state_dict"}, 0),

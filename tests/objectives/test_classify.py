@@ -287,6 +287,14 @@ def test_the_binary_loss_is_the_mean_over_classes_with_smoothed_shares(threshold
         assert model._loss(logits, LABELS).item() == pytest.approx(theirs.item(), rel=1e-9)
 
 
+def test_a_teacher_is_part_of_the_identity_of_a_run():
+    given = teacher()
+    given.encoder.origin = "checksum"
+    model = build(distillation=classify_options.Distillation(), teacher=given)
+    assert model.metadata["teacher"] == "checksum"
+    assert "teacher" not in build().metadata
+
+
 @pytest.mark.parametrize("class_weights", [None, "balanced"])
 def test_the_multi_label_loss_is_binary_cross_entropy_summed_over_the_classes(class_weights):
     model = build(class_weights=class_weights, labels=MULTI_HOT).eval()

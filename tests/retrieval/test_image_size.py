@@ -102,6 +102,18 @@ def test_queries_have_the_size_of_the_store(work, tool):
             assert line.startswith(f"ssvit: image_size={size}: ")
 
 
+def test_queries_have_the_fit_of_the_store(work, tool):
+    tool("retrieve", "action=index", "store=store", *FOREIGN, "data=./photos", "data.fit=squash")
+    assert '"fit":"squash"' in encoder_of("store")
+    assert extracted("photos", store="store").transform.fit == "squash"
+    shutil.copy("photos/a/0.png", "copy.png")
+    query = ("retrieve", "action=query", "store=store", *FOREIGN, "k=1")
+    assert "copy.png: " in (printed := tool(*query, "copy.png").stdout)
+    assert " 0.0 % of the median distance" in printed
+    other = ("action=index", "store=store", *FOREIGN, "data=./photos", "data.fit=pad")
+    assert tool("retrieve", *other, status=1).stderr.startswith("ssvit: store: ")
+
+
 def test_a_store_without_a_size_has_the_size_of_the_training(work):
     identity = f"{extracted('photos').checkpoint.checksum[:16]} layer2_patch_mean"
     with writing(work / "store"):

@@ -140,7 +140,8 @@ def test_a_skipped_step_changes_nothing():
     torch.testing.assert_close(state._states(), before, rtol=0, atol=0)
 
 
-def test_without_matrices_to_train_it_is_adamw(tmp_path):
+def test_without_matrices_to_train_it_is_adamw(tmp_path, capsys):
     for optimizer in ("muon", "adamw"):
         tiny.train(tmp_path / optimizer, objective=tiny.classify(trained="head"), **RUN | {"optimizer": optimizer})
+        assert ("recipe.optimizer=muon" in capsys.readouterr().out) == (optimizer == "muon")
     assert final(tmp_path / "muon") == final(tmp_path / "adamw")

@@ -17,14 +17,9 @@ from ssvit.training import runtime, sharding
 from ssvit.training.recipe import Recipe
 
 
-def with_one_thread(work, *arguments) -> None:
-    torch.set_num_threads(1)
-    work(*arguments)
-
-
 def in_processes(work, folder: Path, world: int, *arguments) -> None:
     """Call a function of a module in several processes."""
-    assert start(with_one_thread, world, work, folder, *arguments) == [0] * world
+    assert start(work, world, folder, *arguments) == [0] * world
 
 
 @pytest.fixture
