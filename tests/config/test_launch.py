@@ -18,6 +18,7 @@ from images import put
 
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import find_command
+from ssvit.config.command import named
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.devices import Launch
@@ -107,6 +108,25 @@ def test_each_job_of_a_sweep_has_a_folder_of_its_own(tool, tmp_path):
     assert best.endswith(f"outputs/masked_patch_shapes_recipe.lr={lowest}")
     weights = {(tmp_path / "outputs" / run / "step_00000003" / "model.safetensors").read_bytes() for run in runs}
     assert len(weights) == 2
+
+
+def test_names_of_jobs_differ_even_if_characters_are_replaced():
+    def name(option):
+        return named(Config({}, {}, CommandLine([]), swept=[option]), "run").values["name"]
+
+    names = [name(f"data={value}") for value in ("a/b", "a b", "a-b")]
+    assert len(set(names)) == 3
+    assert not any(set("/ ") & set(written) for written in names)
+    assert names[2] == "run_data=a-b"
+
+
+def test_a_sweep_without_a_folder_to_write_is_one_line(tool, tmp_path):
+    put(tmp_path / "outputs", b"")
+    assert "outputs" in one_line(tool("pretrain", "-m", *TINY, "recipe.lr=1e-3,2e-3", status=1))
+
+
+def test_a_normalization_may_be_null():
+    assert composed("data=shapes", "data.normalization=null").data.image_size == 32
 
 
 def test_an_optional_group_may_have_no_choice():

@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -19,7 +20,7 @@ from ssvit.data.augment.options import CenterCrop
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
 from ssvit.evaluation import options as features_options
-from ssvit.evaluation.evaluators import base
+from ssvit.evaluation.evaluators import base, online
 from ssvit.evaluation.evaluators.base import Evaluation, Evaluator
 from ssvit.evaluation.evaluators.online import Probing, describe, start_of
 from ssvit.evaluation.evaluators.options import Probing as ProbingOptions
@@ -367,3 +368,18 @@ def probed() -> dict[str, float]:
 @torch.no_grad()
 def test_two_processes_get_the_numbers_of_one(tmp_path):
     assert results(probed, 2, tmp_path) == [probed()] * 2
+
+
+def test_a_rise_a_plateau_and_a_fall_are_told_apart():
+    curves = {
+        "rise": [0.02 * step for step in range(16)],
+        "plateau": [0.1, 0.2, 0.3, *[0.4 + 0.001 * (step % 2) for step in range(13)]],
+        "fall": [0.1, 0.3, 0.6, *[0.5 - 0.02 * step for step in range(13)]],
+    }
+    lines = {}
+    for name, values in curves.items():
+        history = [{"step": 10 * step, "knn4": value} for step, value in enumerate(values)]
+        (lines[name],) = online.trends(history, [SimpleNamespace(name="knn4", title="4-NN")])
+    assert all(word in line for word, line in lines.items())
+    assert " 30 " in lines["plateau"]
+    assert " 20 " in lines["fall"].replace(";", " ")
