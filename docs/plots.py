@@ -24,6 +24,7 @@ _STARTS = {
     "frozen": ("MAE, frozen features", "model", "D", (0, (1, 2))),
     "scratch": ("from scratch", "replaced", "s", "-"),
 }
+_PRETRAININGS = {6: "short", 29: "long"}  # by nominal CPU minutes
 _CONTINUED = {
     ("target", "ridge regression (all labels)"): "hand signs: ridge, all labels",
     ("target", "ridge regression (5 labels per class)"): "hand signs: ridge, 5 labels per class",
@@ -136,13 +137,15 @@ def labels() -> Canvas:
     for minutes, starts in sorted(found.items()):
         lines = []
         for start, (name, color, marker, dash) in _STARTS.items():
+            if start not in starts:
+                continue
             counts, seeds = zip(*sorted(starts[start].items()), strict=True)
             means, around = map(statistics.fmean, seeds), map(statistics.stdev, seeds)
             lines.append(Line(counts, [*means], name, color, dash, marker, size=5, around=[*around]))
         drawn.append(
             Panel(
                 "top-1 on the test images (%)", lines, [Level(10.0, "chance", form="")], "labelled training images",
-                f"CIFAR-10, pre-trained for {minutes} CPU minutes", lines[0].x, log=True,
+                f"CIFAR-10, {_PRETRAININGS[minutes]} pre-training", lines[0].x, log=True,
             )
         )  # fmt: skip
     return Plot(drawn, (4.5 * len(drawn), 4.3), legend="below", shared=True).draw()
