@@ -76,6 +76,7 @@ def folder(tmp_path_factory):
     inspected = ("outputs/vit", "outputs/hybrid", "outputs/resnet", "outputs/mixer")
     for name in ("RUN", "OTHER_RUN", "outputs/RUN", "outputs/masked_patch_folder", "outputs/mae/best", *inspected):
         shutil.copytree(run, place / name)
+    (place / "docs").symlink_to(ROOT / "docs")  # options of experiments of the pages
     for label in ("cat", "dog"):
         (place / "PATH" / label).mkdir(parents=True)
         for number in range(4):

@@ -62,7 +62,7 @@ COMMANDS = {
     "contrastive_tuning": (
         *STEP,
         "pretrain",
-        ("objective=contrastive_tuning", f"checkpoint={RUN}", *TINY[:4], *TINY[8:]),
+        ("objective=contrastive_tuning", "objective.queue=16", f"checkpoint={RUN}", *TINY[:4], *TINY[8:]),
     ),
     "finetune": (*STEP, "finetune", (f"checkpoint={RUN}", *TINY[8:])),
     "evaluate": (*BATCH, "evaluate", ("output=report", "probe@probes=[knn]", *EVALUATE)),
