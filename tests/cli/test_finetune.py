@@ -199,7 +199,7 @@ def test_a_study_can_be_extended_by_seeds_but_not_turned_into_another(outputs, t
     assert done.stdout.count(" is finished (") == 2
     assert len(json.loads((outputs / f"compare_{RUN}" / "comparison.json").read_text())["seeds"]) == 2
     done = tool("finetune", *SHORT, f"name=compare_{RUN}", "recipe.steps=3", status=1)
-    assert "compare=None: the run in" in done.stderr
+    assert "compare=null: the run in" in done.stderr
 
 
 def finetune(*options: str) -> None:

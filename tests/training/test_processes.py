@@ -201,9 +201,12 @@ def test_any_number_of_processes_continues_after_any_end(tmp_path, folder, world
     before, after = ({"strategy": strategy if world == 2 else "auto"} for world in worlds)
     assert launched(tmp_path / "run", worlds[0], **before, **options, ending={"0": [9, way]})[0] != 0
     assert not (tmp_path / "run" / "step_00000012").exists()
+    # A sharded checkpoint is written in the background, and a killed run may not have had the time for one.
+    is_saved = any((tmp_path / "run").glob("step_*/manifest.json"))
+    assert is_saved or (strategy, way) == ("fsdp", "SIGKILL")
     status, output = launched(tmp_path / "run", worlds[1], **after, **options)
     assert status == 0, output
-    assert "continues after step" in output
+    assert ("continues after step" in output) == is_saved
     whole = uninterrupted(folder, strategy=strategy, **options)
     if exact:
         assert final(tmp_path / "run") == final(whole)
