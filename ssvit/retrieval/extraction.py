@@ -80,13 +80,13 @@ class Extraction:
         say(f"features: layer {self.spec.layer} of {depth}, {self.spec.pooling}{origin}")
         self._trained_size = pair("image_size", self.checkpoint.encoder["image_size"])
         self.image_size = checked_size(self.checkpoint, self._size(say, store))
-        own = eval_transform(self.checkpoint).fit
-        fit = fit_of(self.stored) or own
+        trained_view = eval_transform(self.checkpoint)
+        fit = fit_of(self.stored) or trained_view.fit
         self.pixels = pixel_format(self.checkpoint)
         source = options.data
         if source is not None and "data.view.fit" in typed_names:
             fit = source.view.fit
-        self.transform = eval_transform(self.checkpoint).for_size(self.image_size).changed(fit=fit)
+        self.transform = trained_view.for_size(self.image_size).changed(fit=fit)
         formats = {name: getattr(source, name) for name in PixelFormat.model_fields if f"data.{name}" in typed_names}
         with within("data"):
             self.pixels = self.pixels.changed(**formats)
@@ -96,7 +96,7 @@ class Extraction:
         }
         pixels = dict(self.pixels) | self._normalized
         self.changes = {name: value for name, value in pixels.items() if value != trained.get(name, value)}
-        if fit != own:
+        if fit != trained_view.fit:
             self.changes["fit"] = fit
         say(self.transform.note)
         self.shown = getattr(self.options.data, "shown", (0, 1, 2))

@@ -188,8 +188,9 @@ def encoders_of(
         encoders.append(Evaluated(PIXELS, PIXELS, Pixels(), view, source, data))
     for other in others:
         encoder = load_encoder(other.loading.changed(announce=True))
-        weights = weights_of(other.loading.checkpoint(), other.loading, encoder)
-        function, folder = frozen(encoder, other.specs, weights), other.loading.checkpoint().run_folder
+        compared = other.loading.checkpoint()
+        weights = weights_of(compared, other.loading, encoder)
+        function, folder = frozen(encoder, other.specs, weights), compared.run_folder
         sized, images = view.for_size(other.image_size), data
         if other.source != source:
             images = other.source.build().for_development(options.development)
