@@ -6,6 +6,7 @@ averaged before they are interpolated, so that the memory depends on the number 
 Shapes use h, w pixels, y, x cells of scores, k classes, n images.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +50,7 @@ class LabelMaps:
         sized, fitted, sums = [], [], []
         patch, window = self.model.encoder.patch_size, self.model.encoder.image_size
         grid = window[0] // patch[0], window[1] // patch[1]
-        overlap, factor = int(self.model.options.overlap * min(grid)), self.model.head.factor
+        overlap, factor = _overlap(self.model.options.overlap, min(grid)), self.model.head.factor
         for number, image in enumerate(images):
             size = image.shape[1], image.shape[2]
             if self.model.options.resize:
@@ -71,6 +72,11 @@ class LabelMaps:
                 _scaled(box, (factor, factor)).of(sums[number]).add_(F.pad(scores, (0, 0, 0, 0, 0, 1), value=1.0))
         answers = zip(sums, fitted, images, strict=True)
         return [_labels(x[:-1] / x[-1], shares, image.shape[1:]) for x, shares, image in answers]
+
+
+def _overlap(share: float, side: int) -> int:
+    """Return the fewest patches of a side that are at least a share of it, but fewer than the side."""
+    return min(side - 1, math.ceil(round(share * side, 6)))  # without the error of a product such as 0.07 * 100
 
 
 def _scaled(box: Box, factor: tuple[int, int]) -> Box:

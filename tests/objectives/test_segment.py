@@ -116,6 +116,20 @@ def test_the_label_map_of_one_window_is_that_of_its_logits(head):
     assert answer.equal(expected.to(torch.uint8))
 
 
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.25, 0.3, 0.5, 0.9])
+def test_windows_overlap_by_at_least_the_share_of_a_side(share):
+    """The model has windows of 4 x 4 patches: 0.3 of a side are two of them, and 0.9 at most three."""
+    objective, seen = model(resize=False, overlap=share), []
+
+    def scores(windows):
+        seen.append(len(windows))
+        return torch.zeros(len(windows), K, 4, 4)
+
+    LabelMaps(objective, CenterCrop(size=16).build(), scores, 1000)([torch.zeros(3, 16, 400, dtype=torch.uint8)])
+    patches = next(count for count in range(4) if count >= min(share * 4, 3))
+    assert seen == [len([*boxes((4, 100), (4, 4), patches)])]
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("size", [(16, 40), (37, 29), (9, 50), (10, 11)])
 def test_windows_are_averaged_and_small_images_padded(size):
