@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import re
 import runpy
 import subprocess
 import sys
@@ -72,6 +73,22 @@ def test_imports_run_downward():
     for module, names in IMPORTS.items():
         upward = {name for name in names if name.startswith("ssvit") and level_of(name) > level_of(module)}
         assert not upward, f"{module} imports from a level above it"
+
+
+def test_the_page_lists_packages_from_the_highest_to_the_lowest():
+    rows = re.findall(r"^\| (`ssvit/.*?`) \|", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
+    names = [re.findall(r"`(\S+?)(?:\.py|/)?`", row) for row in rows]
+    places = {name.replace("/", "."): place for place, row in enumerate(names) for name in row}
+
+    def place(module: str) -> int | None:
+        parents = (module.rsplit(".", drop)[0] for drop in range(module.count(".") + 1))
+        return next((places[parent] for parent in parents if parent in places), None)
+
+    assert len(places) > 20
+    for module in KNOWN:
+        if (above := place(module)) is not None:
+            upward = {name for name in IMPORTS[module] & KNOWN if (at := place(name)) is not None and at < above}
+            assert not upward, f"{module} imports from a row above it"
 
 
 def test_no_two_modules_need_each_other():
