@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ssvit.checkpoints.run_folder import rows
+from ssvit.checkpoints.run_folder import reported_run, rows
 from ssvit.config.composed import Config
 from ssvit.errors import UserError, aligned
 
-_VALIDATION, _TEST = (tuple(f"{part}/{name}" for name in ("accuracy", "map")) for part in ("validation", "test"))
+_MEASURES = ("accuracy", "map", "miou")
+_VALIDATION, _TEST = (tuple(f"{part}/{name}" for name in _MEASURES) for part in ("validation", "test"))
 _TRAIN = "train/loss"
 _LOSSES = ("held_out/loss", _TRAIN)
 _CHOICE = "_choice"  # suffix of a probe's score on training images
@@ -35,8 +36,8 @@ class Job(NamedTuple):
 def metric(metrics: Mapping[str, float]) -> str | None:
     """Return the metric for the comparison of jobs, or None.
 
-    In order of preference: accuracy or mAP on validation images, the first probe's score on training images, the loss
-    of held-out images, and the training loss, which is not used for classifiers.
+    In order of preference: accuracy, mAP or mIoU on validation images, the first probe's score on training images, the
+    loss of held-out images, and the training loss, which is not used for classifiers and segmentation models.
     """
     probes = [name for name in metrics if re.fullmatch(rf"probe/\w+{_CHOICE}", name)]
     losses = [name for name in _LOSSES if name != _TRAIN or metrics.keys().isdisjoint(_TEST)]
@@ -52,11 +53,14 @@ class Sweep:
     def add(self, config: Config, folder: Path) -> float | None:
         """Add the job of a configuration, and return its objective value for sweepers such as Optuna.
 
+        The metrics of a comparison with random weights are those of its first pre-trained run.
+
         Raises:
             UserError: If the sweeper requires a value and the job has no metric.
         """
         parts = (option.lstrip("+").partition("=") for option in config.swept)
-        metrics = {name: value for row in rows(folder) for name, value in row.items() if value is not None}
+        measured = rows(reported_run(folder))
+        metrics = {name: value for row in measured for name, value in row.items() if value is not None}
         self.jobs.append(Job({name: value for name, _, value in parts}, folder, metrics))
         name = metric(metrics)
         if name is None and (sweeper := config.line.typed.get("hydra/sweeper", "basic")) != "basic":

@@ -173,6 +173,19 @@ def swept(folder, *typed, **columns):
     return results, objectives
 
 
+def test_a_comparison_with_random_weights_counts_by_its_first_pretrained_run(tmp_path):
+    for place, accuracies in enumerate(((0.5, 0.4), (0.7, 0.3))):
+        for side, accuracy in zip(("pretrained", "scratch"), accuracies, strict=True):
+            row = json.dumps({"step": 1, "validation/accuracy": accuracy}).encode()
+            put(tmp_path / str(place) / f"{side}_seed0" / "metrics.jsonl", row + b"\n")
+    results = sweep.Sweep()
+    jobs = [Config({}, {}, CommandLine([]), swept=[f"recipe.seed={place}"]) for place in range(2)]
+    assert [results.add(job, tmp_path / str(place)) for place, job in enumerate(jobs)] == [0.5, 0.7]
+    head, *_, last = results.table().splitlines()
+    assert head.split() == ["recipe.seed", "validation/accuracy"]
+    assert last.split() == ["2", "seeds", "0.6", "±", "0.14"]
+
+
 TESTED = {"test/accuracy": (0.5, 0.7, 0.6)}
 LOSSES = {"held_out/loss": (3.0, 2.0, 1.0)}
 PROBED = {"probe/knn20": (0.2, 0.9, 0.3), "probe/knn20_chosen": (2, 2, 2), "probe/knn20_choice": (0.8, 0.1, 0.3)}
@@ -186,6 +199,7 @@ VALIDATED = {"validation/accuracy": (0.3, 0.2, 0.4)}
         (PROBED | TESTED | LOSSES, "probe/knn20_choice  test/accuracy  probe/knn20", 0),
         (PROBED | LOSSES, "probe/knn20_choice  probe/knn20", 0),
         (TESTED | LOSSES, "held_out/loss  test/accuracy", 2),
+        ({"validation/miou": (0.3, 0.5, 0.4), "train/loss": (3.0, 2.0, 1.0)}, "validation/miou", 1),
         ({"train/loss": (2.0, 1.0, 3.0)} | LOSSES, "held_out/loss", 2),
         ({"train/loss": (2.0, 1.0, 3.0)}, "train/loss", 1),
     ],
@@ -243,12 +257,13 @@ def test_combinations_of_other_options_are_compared_by_their_means_over_seeds(tm
     assert last == f"best: {chosen}: {folders}"
 
 
-def test_jobs_with_nothing_but_test_images_have_no_best_one(tmp_path):
-    metrics = {**TESTED, "train/loss": (1.0, 2.0, 3.0)}
+@pytest.mark.parametrize("measure", ["accuracy", "map", "miou"])
+def test_jobs_with_nothing_but_test_images_have_no_best_one(tmp_path, measure):
+    metrics = {f"test/{measure}": TESTED["test/accuracy"], "train/loss": (1.0, 2.0, 3.0)}
     results, objectives = swept(tmp_path, **metrics)
     assert objectives == [None] * 3
     assert [line.split() for line in results.table().splitlines()[:-1]] == [
-        ["a", "b.c", "test/accuracy"], ["0", "x", "0.5"], ["1", "x", "0.7"], ["2", "x", "0.6"],
+        ["a", "b.c", f"test/{measure}"], ["0", "x", "0.5"], ["1", "x", "0.7"], ["2", "x", "0.6"],
     ]  # fmt: skip
     assert "best: not chosen by test images: development=0.1 " in results.table()
     with pytest.raises(UserError, match=r"hydra/sweeper=optuna: .*/0 has no metric"):
