@@ -17,7 +17,7 @@ History = Sequence[Mapping[str, float | None]]
 # recipe.best=auto is the first metric, in the order in which probes were requested, that matches the first of these
 # patterns with a match. These metrics are measured on validation images, on the training images of a probe, or without
 # labels.
-_USUAL = (r"validation/(accuracy|map)", r"probe/\w+_choice", r"held_out/loss")
+_USUAL = (r"validation/(accuracy|map|miou)", r"probe/\w+_choice", r"held_out/loss")
 # Parts of the names of metrics for which lower is better. The features of different images should differ.
 _LESS = re.compile(r"(?:^|_)(?:loss|error|alignment|uniformity|feature_cosine|unreadable|ece|brier)")
 

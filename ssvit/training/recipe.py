@@ -68,8 +68,8 @@ class Recipe(Options):
     """Steps from one line of metrics to the next."""
     best: str | None = "auto"
     """Metric whose best checkpoint is kept as best/, such as label_free/rankme or held_out/loss; for losses and errors,
-    lower is better. auto: the accuracy on validation images, the first probe's accuracy on training images, or without
-    labels the loss on held-out images; no checkpoint is kept unless accuracies differ significantly. None: no
+    lower is better. auto: the accuracy or mIoU on validation images, the first probe's accuracy on training images, or
+    without labels the loss on held-out images; no checkpoint is kept unless accuracies differ significantly. None: no
     checkpoint is kept."""
 
     def check_consistency(self) -> None:

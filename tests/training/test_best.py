@@ -75,6 +75,9 @@ def test_auto_takes_validation_images_then_the_training_images_of_a_probe():
     row["validation/accuracy"] = 0.4
     assert best.find_best([row], recipe()).metric == "validation/accuracy"
     assert best.find_best([row], recipe(best=None)) is None
+    segmentation = [{"step": step, "validation/miou": miou} for step, miou in enumerate((0.1, 0.6, 0.5))]
+    found = best.find_best(segmentation, recipe())
+    assert (found.metric, found.step) == ("validation/miou", 1)
 
 
 @pytest.mark.parametrize(("gain", "kept"), [(0.05, False), (0.06, True)])  # 2 sqrt(2) 0.02 = 0.0566
