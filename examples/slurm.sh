@@ -1,7 +1,7 @@
 #!/bin/bash
 # Several machines of SLURM: sbatch examples/slurm.sh data=PATH workers=12 launch.strategy=fsdp
-# Two minutes before its time is over, the job asks to be queued again; it then goes on from the newest checkpoint.
-# MIN_NODES=1 goes on with fewer machines if some are lost, as long as they can share recipe.batch_size.
+# Two minutes before the time limit, the job is queued again, and then continues from the newest checkpoint.
+# With MIN_NODES=1, it continues with fewer machines if some are lost and the others can share recipe.batch_size.
 #SBATCH --job-name=ssvit
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
