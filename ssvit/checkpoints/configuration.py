@@ -17,9 +17,8 @@ from pydantic import JsonValue, TypeAdapter
 from ssvit.choices import PRETRAINED
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, default, parts
-from ssvit.config.dotted import at
 from ssvit.engine.atomic_io import check_schema
-from ssvit.errors import MISSING, UserError
+from ssvit.errors import UserError
 
 # Options that may differ between a run and its continuation: they affect where and how fast it runs, or the checkpoint
 # records them (fingerprint of the images, precision, initial weights of a fine-tuning).
@@ -34,7 +33,6 @@ FREE_CHOICES = ("experiment", "recipe", "data", "probe", "probe@probes", "evalua
 
 SCHEMA = 1
 _MAX_BYTES = 1 << 20  # of a config.yaml; typical files have a few thousand
-_REFERENCE = re.compile(r"\$\{\.*[A-Za-z_][\w.]*\}")  # to another option; a resolver has a colon
 _FILE_NAME = re.compile(r"[A-Za-z0-9][\w-]*(/[A-Za-z0-9][\w-]*)*")
 _CONTENT = TypeAdapter(dict[str, JsonValue])
 _GROUP = re.compile(r"[A-Za-z]\w*(@[A-Za-z][\w.]*)?")
@@ -53,15 +51,10 @@ def flatten(config: object, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, config
 
 
-def has_only_references(text: str) -> bool:
-    """Return whether all interpolations in a text are references to options (${data.root}), which execute nothing."""
-    return "${" not in _REFERENCE.sub("", text)
-
-
 def code_entry(node: object, name: str = "") -> str:
-    """Return the name of the first of nested options that could execute code; "" if all are values or references."""
+    """Return the name of the first of nested options that could execute code; "" if all are values."""
     if isinstance(node, str):
-        return "" if has_only_references(node) else name
+        return name if "${" in node else ""
     parts: list[tuple[str, str, object]] = []  # key, full name and value
     if isinstance(node, Mapping):
         parts = [(str(key), f"{name}.{key}" if name else str(key), value) for key, value in node.items()]
@@ -133,10 +126,7 @@ class Configuration:
             and all(file is None or (isinstance(file, str) and _FILE_NAME.fullmatch(file)) for file in choices.values())
         ):
             raise ConfigurationError(f"{path}: choices={choices}: must be names of choices by group")
-        try:
-            return cls(*_migrated(values, choices))
-        except RecursionError:
-            raise ConfigurationError(f"{path}: an option refers to itself") from None
+        return cls(values, choices)
 
     def serialized(self) -> bytes:
         """Return the content of a config.yaml."""
@@ -203,45 +193,6 @@ class _Loader(yaml.SafeLoader):
         if self.check_event(yaml.events.AliasEvent):
             raise yaml.YAMLError("an alias")
         return super().compose_node(parent, index)
-
-
-def _migrated(values: dict[str, Any], choices: dict[str, str | None]) -> tuple[dict[str, Any], dict[str, str | None]]:
-    """Return the values and choices of a run of a former version in terms of this version.
-
-    References between options are replaced by ??? in the group data, and otherwise by values. References to groups, and
-    the group data.source, whose options referred to those of data, are removed. Choices and options have new names.
-    """
-
-    def value(node: Any, *, of_data: bool = False) -> Any:
-        if isinstance(node, dict):
-            return {key: value(item, of_data=of_data) for key, item in node.items() if not is_group(item)}
-        name = referred(node)
-        return node if name is None else MISSING if of_data else value(at(values, name))
-
-    def is_group(node: object) -> bool:
-        name = referred(node)
-        return name is not None and isinstance(at(values, name), dict)
-
-    def referred(node: object) -> str | None:
-        reference = re.fullmatch(r"\$\{([\w.]+)\}", node) if isinstance(node, str) else None
-        return reference and reference[1]
-
-    data = values.get("data")
-    if isinstance(data, dict):
-        data.pop("source", None)
-    if "fabric" in values:
-        values["launch"] = values.pop("fabric")
-    if choices.get("data") == "synthetic":
-        choices = {**choices, "data": "shapes"}
-    masking = at(values, "objective.masking")
-    if isinstance(masking, dict) and "keep" in masking:
-        masking["unchanged"] = masking.pop("keep")
-    for name in ("patch_size", "channels", "encoder"):  # targets have those of the encoder
-        (values.get("target") or {}).pop(name, None)
-    widths = at(values, "encoder.width"), "${encoder.width}"
-    if choices.get("objective") == "supervised" and at(values, "objective.hidden") in widths:
-        values["objective"]["hidden"] = "width"
-    return {key: value(node, of_data=key == "data") for key, node in values.items()}, choices
 
 
 def _without_builders(node: object) -> Any:

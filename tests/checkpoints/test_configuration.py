@@ -14,7 +14,7 @@ from command import TINY, one_line
 
 from ssvit import cli
 from ssvit.checkpoints import manifest
-from ssvit.checkpoints.configuration import Configuration, ConfigurationError, code_entry, has_only_references
+from ssvit.checkpoints.configuration import Configuration, ConfigurationError, code_entry
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.checkpoints.run_folder import RunError, RunFolder, discard_former
 from ssvit.config.command_line import CommandLine
@@ -65,7 +65,7 @@ def attacked(config: dict) -> dict[str, dict | str]:
         "a call in a list": data(source={"roots": [[1, CALL]]}),
         "decoded from the environment": data(source="${oc.decode:${oc.env:EVIL_NODE}}"),
         "made by a resolver": data(source="${oc.create:{_target_: os.mkdir, path: " + CANARY + "}}"),
-        "partial": data(source={**config["data"]["source"], "_partial_": True}),
+        "partial": data(view={**config["data"]["view"], "_partial_": True}),
         "an alias": text.replace("data:\n", f"evil: &evil {{_target_: os.mkdir, path: {CANARY}}}\ndata:\n", 1)
         + "more: *evil\n",
         "a merged key": text + f"a: &a {{_target_: os.mkdir, path: {CANARY}}}\nb: {{<<: *a}}\n",
@@ -117,14 +117,10 @@ def test_a_manifest_contains_values_only(folder, block):
         manifest.read_manifest(file.parent)
 
 
-def test_references_to_options_are_no_code():
-    for text in ("", "a", "${data.root}", "x ${data.root}/${..name}", "$HOME", "{data}"):
-        assert has_only_references(text), text
-    for text in ("${oc.env:HOME}", "${data.${name}}", "${hydra:job}", "${}", "a ${b", "${a[0]:1}", "${oc.create:{}}"):
-        assert not has_only_references(text), text
+def test_the_first_option_that_could_be_code_is_named():
     assert code_entry({"a": [{"b": "${oc.env:HOME}"}]}) == "a[0].b"
     assert code_entry({"a": [{"_x": 1}]}) == "a[0]._x"
-    assert code_entry({"a": [{"b": 1, "c": None}, "${a.b}"]}) == ""
+    assert code_entry({"a": [{"b": 1, "c": None}, "$HOME", "{data}"]}) == ""
 
 
 def test_a_stored_configuration_is_read_back_without_builders(tmp_path):
@@ -140,42 +136,12 @@ def test_a_stored_configuration_is_read_back_without_builders(tmp_path):
     assert "_part_" not in (tmp_path / "config.yaml").read_text()
 
 
-def test_references_of_a_former_version_are_replaced_by_the_values_of_the_options(tmp_path):
-    """In the group data, whose values later commands change, by ??? instead."""
-    stored = {
-        "schema": 1,
-        "choices": {"data": "shapes", "objective": "supervised"},
-        "objective": {"hidden": "${encoder.width}"},
-        "data": {"image_size": 16, "view": {"size": "${data.image_size}"}, "mean": 0.5},
-        "encoder": {"image_size": "${data.image_size}", "width": 8, "mean": "${data.mean}"},
-        "target": {"patch_size": "${encoder.patch_size}", "all": "${encoder}", "bits": 3},
-    }
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(stored))
-    assert Configuration.read(tmp_path / "config.yaml").values == {
-        "data": {"image_size": 16, "view": {"size": "???"}, "mean": 0.5},
-        "encoder": {"image_size": 16, "width": 8, "mean": 0.5},
-        "objective": {"hidden": "width"},
-        "target": {"bits": 3},
-    }
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(stored | {"a": "${b}", "b": "${a}"}))
-    with pytest.raises(ConfigurationError):
-        Configuration.read(tmp_path / "config.yaml")
-
-
 def test_values_of_the_data_set_are_those_of_the_run(folder, config):
     config["data"]["augment"]["flip"], config["data"]["images"] = 0.25, 99
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     node, _ = _data(folder / "config.yaml", CommandLine([]))
     assert (node["augment"]["flip"], node["images"]) == (0.25, 99)
     assert node["_part_"] == "data/shapes"
-
-
-def test_names_of_former_versions_are_read(folder, config):
-    assert (config["choices"]["data"], config["objective"]["masking"]["keep"]) == ("synthetic", 0.1)
-    former = Configuration.read(folder / "outputs" / RUN / "config.yaml")
-    assert former.choices["data"] == "shapes"
-    assert "keep" not in former.values["objective"]["masking"]
-    assert former.values["objective"]["masking"]["unchanged"] == 0.1
 
 
 def test_a_data_set_of_the_user_is_composed_from_the_configuration_folder(folder, config):

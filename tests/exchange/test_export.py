@@ -224,13 +224,13 @@ schema: 1
 choices: {objective: "a | b", target: mean_color, encoder: small, data: folder}
 """
 VALUES = """
-objective: {encoder: "${encoder}", target: "${target}", masking: {corrupted: 0.5}}
-target: {bits: 3, patch_size: "${encoder.patch_size}"}
-data: {image_size: 32, root: at_home, augment: {scale: [0.4, 1]}, source: {size: "${data.image_size}", list: /at/home}}
+objective: {masking: {corrupted: 0.5}}
+target: {bits: 3}
+data: {image_size: 32, root: at_home, list: /at/home, augment: {scale: [0.4, 1]}, view: {size: "???"}}
 """
 
 
-def test_the_card_lists_training_and_metrics_without_paths_and_references(tmp_path):
+def test_the_card_lists_training_and_metrics_without_paths_and_repeated_values(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(
         '{"step": 1, "test/top1": 0.25}\n{"step": 3, "test/top1": 0.5, "train/loss": 1}\n{"step": 4, "test/top1": 0.75}'
     )
