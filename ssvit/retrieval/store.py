@@ -200,7 +200,6 @@ def _read_part(path: Path) -> dict[str, Any]:
         if not path.stem.endswith(f"_{checksum}"):
             raise StoreError(f"{path}: is damaged (its sha256 differs from its name)")
         check_schema(part["schema"], SCHEMA, path, StoreError)
-        part = {"contents": [""] * len(part["names"]), "removed": [], **part}  # the defaults of earlier versions
         with safetensors.safe_open(path, "np") as tensors:  # with "pt", a file that cannot be read is a RuntimeError
             part["features"] = features = torch.from_numpy(tensors.get_tensor("features"))
         columns = [part[name] for name in ("names", "classes", "contents")]

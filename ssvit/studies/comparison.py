@@ -52,12 +52,12 @@ class Spent(NamedTuple):
 
     @classmethod
     def on(cls, rows: Rows, batch_size: int, *, last: int) -> "Spent":
-        """Return what a run has spent until the step `last`, as logged; former runs have logged rates by the clock."""
+        """Return what a run has spent until the step `last`, as logged."""
         spent, step = cls(), 0
         for row in rows:
-            if (rate := row.get("images_per_second")) and step < row["step"] <= last:
+            if "seconds" in row and step < row["step"] <= last:
                 images, step = (row["step"] - step) * batch_size, row["step"]
-                spent = cls(spent.images + images, spent.seconds + row.get("seconds", images / rate))
+                spent = cls(spent.images + images, spent.seconds + row["seconds"])
         return spent
 
 

@@ -82,7 +82,6 @@ class _Packer:
         stored: list[object] = [options.size, options.quality, options.shard_size]
         if options.size is not None and (background := getattr(options.data, "background", None)) is not None:
             stored.append(background)
-        self.former = json.dumps([source.fingerprint, list(source.classes), *stored])  # of earlier versions
         self.plan = json.dumps([source.fingerprint, source.contents, list(source.classes), *stored])
 
     def check(self) -> None:
@@ -101,7 +100,7 @@ class _Packer:
             _clear(self.folder)
         # The index of a shard is written before the shard is renamed to its final name.
         indices = [read_index(path) for path in sorted(self.folder.glob(f"*{SHARD}"))]
-        if any(index is None or index.plan not in (self.plan, self.former) for index in indices):
+        if any(index is None or index.plan != self.plan for index in indices):
             reason = f"must not contain other shards; overwrite=true replaces those of {self.folder}"
             raise OptionError("output", self.options.output, reason)
         written = [index for index in indices if index is not None]
