@@ -126,14 +126,14 @@ def aligned(rows: Sequence[Sequence[str]], *, letters: int | None = None) -> lis
     ]
 
 
-def _is_whole(value: object, at_least: int) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= at_least
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
-def whole(name: str, value: object, at_least: int = 1) -> None:
-    """Raise OptionError unless `value` is an integer of at least `at_least`."""
-    if not _is_whole(value, at_least):
-        raise OptionError(name, value, f"must be a whole number, {at_least} or more")
+def whole(name: str, value: object) -> None:
+    """Raise OptionError unless `value` is a positive integer."""
+    if not _is_whole(value):
+        raise OptionError(name, value, "must be a whole number, 1 or more")
 
 
 def number(name: str, value: object, low: float, high: float = float("inf"), *, above: bool = False) -> None:
@@ -160,20 +160,19 @@ def one_of(name: str, value: object, allowed: Iterable[object]) -> None:
         raise OptionError(name, value, f"must be one of {', '.join(map(str, allowed))}")
 
 
-def pair(name: str, value: object, at_least: int = 1) -> tuple[int, int]:
+def pair(name: str, value: object) -> tuple[int, int]:
     """Return (height, width) from an integer for both or a list of two.
 
     Args:
         name: Name of the option.
         value: Its value.
-        at_least: Minimum of height and width.
 
     Raises:
         OptionError: The value has another form.
     """
     values = tuple(value) if isinstance(value, list | tuple) else (value, value)
-    if len(values) != 2 or not all(_is_whole(side, at_least) for side in values):
-        raise OptionError(name, value, f"must be a whole number of pixels, {at_least} or more, or [height, width]")
+    if len(values) != 2 or not all(map(_is_whole, values)):
+        raise OptionError(name, value, "must be a whole number of pixels, 1 or more, or [height, width]")
     height, width = values
     return height, width
 

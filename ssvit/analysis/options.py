@@ -9,9 +9,9 @@ from annotated_types import Ge
 from pydantic import Field
 
 from ssvit.config.command_line import CommandLine
-from ssvit.config.declaration import Count, Name, NotNegative, Options, Part, Parts, Whole
+from ssvit.config.declaration import Count, Expect, Name, NotNegative, Options, Part, Parts, Whole
 from ssvit.data.sources.base_options import DataSet
-from ssvit.errors import OptionError, folder_to_write, one_of, whole
+from ssvit.errors import OptionError, folder_to_write
 from ssvit.loading.options import Pretrained
 from ssvit.models.encoder_options import Encoder, grid
 from ssvit.models.timm_options import timm_models
@@ -49,9 +49,9 @@ class Visualize(Analysis):
     """Maximum number of images in the statistics."""
     shown: Count = 8
     """Number of images whose attention is plotted."""
-    layer: int | str = "last"
+    layer: Annotated[Literal["last"] | Count, Expect("a whole number, 1 or more, or last")] = "last"
     """Layer whose heads are plotted: its number, counted from 1, or last."""
-    pooling: Name | None = None
+    pooling: Literal["class_token", "patch_mean"] | None = None
     """Attention that is plotted: class_token, or patch_mean for the mean over patches. None: class_token if there is
     one."""
     output: Name | None = None
@@ -122,7 +122,7 @@ def add_encoders(line: CommandLine) -> None:
         line.prefixes[f"encoder@against.{name}"] = "+"
 
 
-def plotted(encoder: ViT, *, layer: int | str, pooling: str | None) -> tuple[int, str]:
+def plotted(encoder: ViT, *, layer: int | Literal["last"], pooling: str | None) -> tuple[int, str]:
     """Return the layer whose heads are plotted, counted from 1, and the pooling.
 
     Args:
@@ -134,13 +134,10 @@ def plotted(encoder: ViT, *, layer: int | str, pooling: str | None) -> tuple[int
         OptionError: If the encoder does not have the layer or the class token.
     """
     number = encoder.depth if layer == "last" else layer
-    whole("layer", number)
-    number = int(number)
     if number > encoder.depth:
         raise OptionError("layer", layer, f"must be at most {encoder.depth}, the encoder's layers, or last")
     if pooling is None:
         pooling = "class_token" if encoder.class_token else "patch_mean"
-    one_of("pooling", pooling, ("class_token", "patch_mean"))
     if pooling == "class_token" and not encoder.class_token:
         raise OptionError("pooling", pooling, "must be patch_mean: the encoder has no class token")
     return number, pooling

@@ -406,8 +406,8 @@ def _path(value: object) -> object:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def _pair(value: object, at_least: int = 1) -> object:
-    pair("", value, at_least)
+def _pair(value: object) -> object:
+    pair("", value)
     return value
 
 

@@ -9,7 +9,7 @@ from annotated_types import MinLen
 
 from ssvit.config.declaration import AtLeastTwo, Count, Distinct, Expect, OneOf, Options, Whole
 from ssvit.devices import Precision
-from ssvit.errors import OptionError, one_of, whole
+from ssvit.errors import OptionError, whole
 from ssvit.models.encoder_options import PATCHES, POOLED, TOKENS
 from ssvit.models.timm_options import options_from
 
@@ -32,8 +32,6 @@ class FeatureSpec:
 
     def __post_init__(self) -> None:
         whole("layer", self.layer)
-        one_of("pooling", self.pooling, (*POOLINGS, PATCHES))
-        one_of("norm", self.norm, ("after", "before"))
 
     @property
     def name(self) -> str:

@@ -273,7 +273,6 @@ def branches(x: Tensor, *parts: Branch, adds: bool = True) -> Tensor | None:
         return None
     learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *weights))
     if not learns:
-        layers = [layer for part in parts for layer in (part.norm, part.first, part.second)]
         packed = [part for layer in layers for part in (packed_weight(layer), None)]
         weights = [weight if pack is None else pack for weight, pack in zip(weights, packed, strict=True)]
     return _Branches.apply(x, heads, epsilon, adds, learns, *weights)

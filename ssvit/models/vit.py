@@ -209,7 +209,6 @@ class ViT(Encoder):
         *,
         grid: Grid | None = None,
         patch_ids: Ids = None,
-        visible_ids: Ids = None,
         output_ids: Ids = None,
         depth_noise: Tensor | None = None,
     ) -> Tensor:
@@ -219,16 +218,13 @@ class ViT(Encoder):
             tokens: Patch embeddings, (b, n, d).
             grid: Rows and columns of the patch grid (`grid_of`); None: the grid of the encoder's image size.
             patch_ids: Indices in the grid of the patches in `tokens`, (b, n); None: all patches in raster order.
-            visible_ids: Indices of the patches to encode, (b, m), in this order, as in a masked autoencoder; None: all.
-            output_ids: Indices of the output patches, (b, m), counted in the order above: the last layer is computed
-                for these alone. None: all tokens.
+            output_ids: Indices in `tokens` of the output patches, (b, m): the last layer is computed for these alone.
+                None: all tokens.
             depth_noise: Result of `depth_noise`, (b, 2 * depth); None: torch's generator samples the numbers.
 
         Returns:
-            Normalised outputs, (b, s + n, d); (b, s + m, d) with visible_ids; (b, m, d) with output_ids.
+            Normalised outputs, (b, s + n, d), or (b, m, d) with output_ids.
         """
-        if visible_ids is not None:
-            tokens, patch_ids = gather_tokens(tokens, visible_ids), visible_ids
         x, info = self._sequence(tokens, grid, patch_ids)
         ids = None if output_ids is None else output_ids + self.num_prefix_tokens
         return self.norm(self.blocks(x, ids, info._replace(depth_noise=depth_noise)))

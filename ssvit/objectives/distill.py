@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from ssvit.data.batch import Batch
 from ssvit.engine.randomness import uniform
 from ssvit.models.encoder import Encoder, frozen, resized, scaled
-from ssvit.models.encoder_options import PATCHES
+from ssvit.models.encoder_options import PATCHES, POOLED
 from ssvit.models.vit import ViT
 from ssvit.objectives import distill_options
 from ssvit.objectives.base import EMPTY, Objective, at_least_float32
 
-POOLED = "pooled"
 _FITTED = 2048  # training images from which the means and standard deviations of the targets are computed
 _EPSILON = 1e-6  # of the standard deviation
 

@@ -14,6 +14,7 @@ from ssvit.exchange.program import Program, write
 from ssvit.kernels.accelerate import accelerate
 from ssvit.models import vit_options
 from ssvit.models.backbone import FeatureMaps
+from ssvit.models.block import gather_tokens
 from ssvit.models.vit import ViT
 from ssvit.objectives.base import parameter_groups
 
@@ -184,8 +185,7 @@ def test_it_computes_the_equations(kind):
     if vit.stem is None:
         keep = some(4, vit.patches)
         kept = torch.stack([plain(vit, *pair)[-1] for pair in zip(images, keep.tolist(), strict=True)])
-        for encoded in (vit.encode(vit.embed(images), visible_ids=keep), vit(images, keep)):
-            torch.testing.assert_close(encoded, kept, atol=1e-10, rtol=1e-10)
+        torch.testing.assert_close(vit(images, keep), kept, atol=1e-10, rtol=1e-10)
 
 
 @EVERY
@@ -197,8 +197,8 @@ def test_outputs_of_some_patches_are_those_of_the_whole(kind, kept):
     asked = some(3, kept or vit.patches, seed=2)
     weight, results = torch.randn(2, 3, 24).double(), []
     for whole in (True, False):
-        tokens = vit.embed(images_of(vit).double()).detach().requires_grad_()
-        outputs = vit.encode(tokens, visible_ids=keep, output_ids=None if whole else asked)
+        tokens = vit.embed(images_of(vit).double(), keep).detach().requires_grad_()
+        outputs = vit.encode(tokens, patch_ids=keep, output_ids=None if whole else asked)
         if whole:
             outputs = torch.stack([outputs[image, vit.num_prefix_tokens + asked[image]] for image in range(2)])
         vit.zero_grad()
@@ -210,7 +210,7 @@ def test_outputs_of_some_patches_are_those_of_the_whole(kind, kept):
     silent = {name for name in learns if name not in gradients or not gradients[name].abs().max() > 1e-12}
     assert all(name.startswith(("patch.", "stem.")) for name in silent)
     tokens, order = vit.embed(images_of(vit).double()), some(vit.patches, vit.patches)
-    shuffled, usual = vit.encode(tokens, visible_ids=order), vit.encode(tokens)
+    shuffled, usual = vit.encode(gather_tokens(tokens, order), patch_ids=order), vit.encode(tokens)
     s = vit.num_prefix_tokens
     torch.testing.assert_close(shuffled[:, :s], usual[:, :s], atol=1e-10, rtol=1e-10)
     moved = usual[:, s:].gather(1, order[..., None].expand_as(shuffled[:, s:]))

@@ -49,7 +49,7 @@ def test_weights_times_values_are_what_the_encoder_computes(options, part):
     ]
     keep, at = torch.tensor([[5, 2, 7], [0, 1, 6]]), torch.tensor([[2, 0], [1, 1]])
     choice = {"all": {}, "kept": {"visible_ids": keep}, "read": {"visible_ids": keep, "output_ids": at}}[part]
-    weights = seen(vit, lambda: vit.encode(vit.embed(images()), **choice))
+    weights = seen(vit, lambda: vit(images(), **choice))
     for hook in hooks:
         hook.remove()
     assert weights[-1].shape[2:] == ((2, 3 + vit.num_prefix_tokens) if part == "read" else (weights[0].shape[2],) * 2)

@@ -95,7 +95,7 @@ def by_loops(model: Latent, images: torch.Tensor, noise: Masks) -> torch.Tensor:
             layers = list(model.teacher.module.layers(image[None]))[-model.options.layers :]
             targets = normed(sum(normed(layer[0, 1:], 0) for layer in layers) / len(layers), 1)
         for visible, masked in zip(visibles, maskeds, strict=True):
-            encoded = model.encoder.encode(model.encoder.embed(image[None]), visible_ids=visible[None])[0]
+            encoded = model.encoder.encode(model.encoder.embed(image[None])[:, visible], patch_ids=visible[None])[0]
             x = torch.zeros(12, d, dtype=encoded.dtype).index_put((visible,), encoded[1:])
             for layer in model.decoder.layers:
                 changed = F.gelu(normed(convolution(x.view(3, 4, -1), layer).flatten(0, 1), 1))
