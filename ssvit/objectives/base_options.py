@@ -1,12 +1,15 @@
 """Define the options that all objectives share, and their requirements for other parts of a run."""
 
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
-from ssvit.config.declaration import Options, Tree
+from annotated_types import MinLen
+
+from ssvit.config.declaration import Count, Expect, Options, Tree
 from ssvit.data.sources.base_options import Augmentation
 from ssvit.errors import OptionError, RootOptionError, pair, typed
 from ssvit.models.encoder_options import ANY_ENCODER, Normalized
-from ssvit.models.vit_options import ViT
+from ssvit.models.vit_options import Lora, ViT
 from ssvit.objectives.schedule import Between, ScheduleFunction
 
 
@@ -124,3 +127,29 @@ class Objective(Options):
         if local_views and not self.accepts_local_views:
             expected = "must be 0: the objective supports only global views, such as augment@data.augment=two_crops"
             raise RootOptionError("data.augment.local_views", local_views, expected)
+
+
+class FineTuned(Objective):
+    """Define which weights are trained with a head for classes."""
+
+    classes: Annotated[Sequence[str], MinLen(2), Expect("a list of two or more")] | None = None
+    """Class names in the order of the labels, or of their numbers in masks; None: as in the data set."""
+    trained: Literal["all", "head"] | Annotated[Count, Expect("a number of last layers")] = "all"
+    """Weights that are trained in addition to the head. all; head: no others; a number: the last norm and this number
+    of last layers. Other weights stay as in the checkpoint."""
+    lora: Lora | None = None
+    """Low-rank updates of the attention matrices of layers that are not trained, such as {rank: 8, alpha: 16}; None: no
+    LoRA."""
+
+    def check_consistency(self) -> None:
+        """Check that LoRA updates frozen layers."""
+        if self.lora is not None and self.trained == "all":
+            raise OptionError("trained", "all", "must be head or a number with lora, which updates frozen layers")
+
+    def check_encoder(self, encoder: Normalized) -> None:
+        """Check that the encoder has the layers that are to be trained.
+
+        Raises:
+            OptionError: It has fewer layers, or is not a ViT.
+        """
+        check_trained(self.trained, encoder)

@@ -1,16 +1,13 @@
 """Define the options of classification."""
 
-from collections.abc import Sequence
 from typing import Annotated, ClassVar, Final, Literal
 
-from annotated_types import Ge, Le, MinLen
+from annotated_types import Ge, Le
 
-from ssvit.config.declaration import Count, Expect, Fraction, NotNegative, Options, Part, Positive, Tree
+from ssvit.config.declaration import Count, Fraction, NotNegative, Options, Part, Positive, Tree
 from ssvit.data.sources.base_options import NO_LABELS, DataSet
 from ssvit.errors import OptionError, UserError
-from ssvit.models.encoder_options import Normalized
-from ssvit.models.vit_options import Lora
-from ssvit.objectives.base_options import Objective, check_trained
+from ssvit.objectives.base_options import FineTuned
 
 MULTI_LABEL: Final = "multi_label"
 BINARY: Final = "binary"
@@ -31,22 +28,13 @@ class Distillation(Options):
     """Weight w of the distillation loss, as in DeiT's code (deit: main.py); the loss of the labels has weight 1 - w."""
 
 
-class Classify(Objective):
+class Classify(FineTuned):
     """Train a classifier."""
 
-    sets: ClassVar = {
-        "evaluators": {
-            "test": {
-                "_part_": "evaluator/classification",
-            }
-        }
-    }
-
+    sets: ClassVar = {"evaluators": {"test": {"_part_": "evaluator/classification"}}}
     needs_patches: ClassVar[bool] = False
     needs_labels: ClassVar[bool] = True
 
-    classes: Annotated[Sequence[str], MinLen(2), Expect("a list of two or more")] | None = None
-    """Class names in the order of the labels; None: as in the data set."""
     hidden: Count | Literal["width"] | None = None
     """Width of the head's hidden layer. width: that of the encoder, as in the paper's pre-training, and no hidden layer
     for a model of timm; None: a linear head, as in the paper's fine-tuning."""
@@ -67,12 +55,6 @@ class Classify(Objective):
     """alpha of CutMix (Yun et al. 2019), 1.0 is common; 0: no CutMix."""
     distillation: Part[Distillation | None] = None
     """Distillation from a teacher; None: labels only."""
-    trained: Literal["all", "head"] | Annotated[Count, Expect("a number of last layers")] = "all"
-    """Weights that are trained in addition to the head. all; head: no others; a number: the last norm and this number
-    of last layers. Other weights stay as in the checkpoint."""
-    lora: Lora | None = None
-    """Low-rank updates of the attention matrices of layers that are not trained, such as {rank: 8, alpha: 16}; None: no
-    LoRA."""
     class_weights: Literal["balanced"] | None = None
     """balanced: the loss of an image is multiplied by images / (classes * images of its class), counted over the
     training images. For multi-label classification, the loss of a class on the images that have it is multiplied by
@@ -86,8 +68,7 @@ class Classify(Objective):
             raise OptionError("distillation", "{…}", "must be null with loss=binary")
         if self.loss != BINARY and self.target_threshold is not None:
             raise OptionError("target_threshold", self.target_threshold, "must be null without loss=binary")
-        if self.lora is not None and self.trained == "all":
-            raise OptionError("trained", "all", "must be head or a number with lora, which updates frozen layers")
+        super().check_consistency()
 
     def check_labels(self, multi_label: bool) -> None:
         """Check these options against the labels of the images.
@@ -107,14 +88,6 @@ class Classify(Objective):
             raise OptionError("label_smoothing", self.label_smoothing, "must be 0 for multi-label images")
         elif self.distillation is not None:
             raise OptionError("distillation", "{…}", "must be null for multi-label images")
-
-    def check_encoder(self, encoder: Normalized) -> None:
-        """Check that the encoder has the layers that are to be trained.
-
-        Raises:
-            OptionError: It has fewer layers, or is not a ViT.
-        """
-        check_trained(self.trained, encoder)
 
     def check(self, tree: Tree) -> None:
         """Check also that the labels of the images are supported."""

@@ -3,27 +3,25 @@
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge, Le, MinLen
+from annotated_types import Ge, Le
 
 from ssvit.config.declaration import ONE_OR_SEVERAL, Count, Distinct, Expect, NotNegative, Tree
 from ssvit.data.sources.base_options import NO_MASKS
 from ssvit.data.sources.decode_options import MaskFormat
 from ssvit.errors import OptionError, RootOptionError
 from ssvit.models.encoder_options import Normalized
-from ssvit.models.vit_options import Lora, ViT
-from ssvit.objectives.base_options import Objective, check_trained
+from ssvit.models.vit_options import ViT
+from ssvit.objectives.base_options import FineTuned
 
 _MAPS = 4  # layers of the head `maps` by default
 
 
-class Segment(Objective):
+class Segment(FineTuned):
     """Train a model that predicts the class of each pixel."""
 
     sets: ClassVar = {"evaluators": {"test": {"_part_": "evaluator/segmentation"}}}
     needs_masks: ClassVar[bool] = True
 
-    classes: Annotated[Sequence[str], MinLen(2), Expect("a list of two or more")] | None = None
-    """Class names in the order of their numbers in masks; None: as in the data set."""
     head: Literal["linear", "maps"] = "linear"
     """linear: a linear layer on the features of each patch; maps: convolutions on the feature maps of several layers,
     at twice the resolution of the patches."""
@@ -33,10 +31,6 @@ class Segment(Objective):
     ) = None
     """Layers of the encoder whose patch features the head receives. None: the last one for linear, four evenly spaced
     ones for maps."""
-    trained: Literal["all", "head"] | Annotated[Count, Expect("a number of last layers")] = "all"
-    """Weights that are trained in addition to the head, as in objective=classify."""
-    lora: Lora | None = None
-    """Low-rank updates of the attention matrices of layers that are not trained; None: no LoRA."""
     class_weights: Literal["balanced"] | Sequence[NotNegative] | None = None
     """Factor of the loss of a pixel by its class: a number for each class; balanced: labelled pixels / (classes *
     pixels of the class), counted over the training masks. None: no factors."""
@@ -54,16 +48,15 @@ class Segment(Objective):
         return tuple(depth * part // count for part in range(1, count + 1))
 
     def check_consistency(self) -> None:
-        """Check that LoRA updates frozen layers, and the number of class weights."""
-        if self.lora is not None and self.trained == "all":
-            raise OptionError("trained", "all", "must be head or a number with lora, which updates frozen layers")
+        """Check also the number of class weights."""
+        super().check_consistency()
         weights = self.class_weights
         if self.classes and isinstance(weights, list | tuple) and len(weights) != len(self.classes):
             raise OptionError("class_weights", weights, f"must have a number for each of {len(self.classes)} classes")
 
     def check_encoder(self, encoder: Normalized) -> None:
-        """Check that the encoder has the layers that are to be trained and read."""
-        check_trained(self.trained, encoder)
+        """Check also that the encoder has the layers that the head receives."""
+        super().check_encoder(encoder)
         if isinstance(encoder, ViT) and self.layers is not None and max(self.layers) > encoder.depth:
             raise OptionError("layers", self.layers, f"must be at most {encoder.depth}, the layers of the encoder")
         if isinstance(encoder, ViT) and isinstance(self.trained, int):

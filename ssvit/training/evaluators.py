@@ -7,7 +7,7 @@ from ssvit.engine.processes import is_main_process
 from ssvit.errors import print_lines
 from ssvit.evaluation.evaluators.base import Evaluator, interval
 from ssvit.evaluation.evaluators.online import Probing
-from ssvit.evaluation.evaluators.options import Classification, Contrast, LabelFree, Supervised
+from ssvit.evaluation.evaluators.options import Contrast, LabelFree, Supervised
 from ssvit.evaluation.options import AUTO
 from ssvit.figures.display import Display
 from ssvit.training.options import Pretrain, Training
@@ -65,8 +65,7 @@ def build_evaluators(options: Training, data: Data, run_folder: Path | None = No
             sources = {split: source for split, source in splits.items() if source is not None}
             for split, source in sources.items():
                 at_end = (split == "test" and len(sources) == 2) or is_short
-                folder = {"run_folder": run_folder} if isinstance(part, Classification) else {}
-                evaluators[split] = built(name, source, part=split, at_end=at_end, **folder)
+                evaluators[split] = built(name, source, part=split, at_end=at_end, run_folder=run_folder)
         elif isinstance(part, Contrast):
             evaluators[name] = built(name, test, augment=options.build_part("data.augment"))
         elif isinstance(part, LabelFree):

@@ -3,9 +3,15 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from ssvit.data.batch import EvalTransform
+from ssvit.data.loader import TOLERATED
+from ssvit.data.sources.base import Source
+from ssvit.errors import UserError
 from ssvit.figures.base import Figure
+from ssvit.figures.display import PLAIN, Display
 from ssvit.figures.plot import History
 
 COST = 0.4  # relative to a training image: a third for the forward pass, plus neighbour search, fits and the figure
@@ -82,6 +88,42 @@ def with_metrics(history: History, metrics: Mapping[str, float]) -> History:
     """Return the rows of the history with these metrics added to the last one."""
     numbers = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
     return [*history[:-1], {**history[-1], **numbers}]
+
+
+class LabelledEvaluator(Evaluator):
+    """Evaluate a model on each image of a source, which has labels or masks.
+
+    Args:
+        options: Options of the evaluation.
+        source: The images.
+        transform: Transform of the evaluation.
+        display: Conversion of images to RGB for figures.
+        part: Name of the images in texts and figures, "test" or "validation".
+        at_end: Whether to evaluate only after the last step.
+        run_folder: Folder with the fingerprints of the images of the pre-training, if any, with which the images of a
+            classifier are compared.
+    """
+
+    def __init__(
+        self,
+        options: Any,
+        *,
+        source: Source,
+        transform: EvalTransform,
+        display: Display = PLAIN,
+        part: str = "test",
+        at_end: bool = False,
+        run_folder: Path | None = None,
+    ) -> None:
+        self.options, self.part, self.at_end, self.run_folder = options, part, at_end, run_folder
+        self.source, self.transform, self.display = source, transform, display
+        self.images = len(source)
+
+    def check_readable(self, readable: int, files: str = "image files") -> None:
+        """Raise UserError if more than the share `TOLERATED` of the images could not be read."""
+        total = len(self.source)
+        if (unreadable := total - readable) > TOLERATED * total:
+            raise UserError(f"{unreadable} of {total} {files} cannot be read, more than {TOLERATED:.0%}")
 
 
 class PlottingEvaluator(Evaluator):

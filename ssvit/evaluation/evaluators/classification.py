@@ -9,16 +9,15 @@ Shapes use n images of the source, k classes.
 import copy
 from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
-from pathlib import Path
+from typing import Any
 
 import torch
 
-from ssvit.data.batch import EvalTransform
 from ssvit.data.fingerprints import read_fingerprints
-from ssvit.data.loader import TOLERATED, Loading, evaluation_batches
-from ssvit.data.sources.base import Source, is_multi_label
+from ssvit.data.loader import Loading, evaluation_batches
+from ssvit.data.sources.base import is_multi_label
 from ssvit.errors import UserError
-from ssvit.evaluation.evaluators.base import Evaluation, Evaluator, with_metrics
+from ssvit.evaluation.evaluators.base import Evaluation, LabelledEvaluator, with_metrics
 from ssvit.evaluation.evaluators.options import Classification as ClassificationOptions
 from ssvit.evaluation.evaluators.predictions import MultiLabelPredictions, Predictions, percent
 from ssvit.evaluation.evaluators.real import read_real
@@ -26,7 +25,6 @@ from ssvit.evaluation.leakage import Overlap, fingerprints_of, overlap, sentence
 from ssvit.evaluation.processes import all_gather_results, rank_and_world
 from ssvit.figures import plot
 from ssvit.figures.base import Figure
-from ssvit.figures.display import PLAIN, Display
 from ssvit.figures.matrices import Confusion
 from ssvit.figures.pictures import RED, Gallery, Picture
 from ssvit.figures.plot import History, Level, Panel, Plot, curve
@@ -38,36 +36,13 @@ _SHOWN, _ACROSS = 24, 6  # mistakes in the figure, and in each of its rows
 _BLOCKS = 500  # maximum number of rows of the confusion matrix, which merges neighbouring classes if there are more
 
 
-class Classification(Evaluator):
-    """Evaluate a classifier on each image of a source.
+class Classification(LabelledEvaluator):
+    """Evaluate a classifier on each image of a source, with the arguments of `LabelledEvaluator`."""
 
-    Args:
-        options: Options of the evaluation.
-        source: Images with labels.
-        transform: Transform of the evaluation.
-        display: Conversion of images to RGB for figures.
-        part: Name of the images in texts and figures, "test" or "validation".
-        at_end: Whether to evaluate only after the last step.
-        run_folder: Folder with the fingerprints of the images of the pre-training, if any, with which the images are
-            compared.
-    """
-
-    def __init__(
-        self,
-        options: ClassificationOptions,
-        *,
-        source: Source,
-        transform: EvalTransform,
-        display: Display = PLAIN,
-        part: str = "test",
-        at_end: bool = False,
-        run_folder: Path | None = None,
-    ) -> None:
-        self.options, self.part, self.at_end, self.run_folder = options, part, at_end, run_folder
-        self.source, self.transform, self.display = source, transform, display
-        self.images = len(source)
+    def __init__(self, options: ClassificationOptions, **arguments: Any) -> None:
+        super().__init__(options, **arguments)
         self._overlap: Overlap | None = None  # with the pre-training, the same in each evaluation
-        self.real = None if options.real is None else read_real(options.real, source)
+        self.real = None if options.real is None else read_real(options.real, self.source)
 
     def __call__(self, objective: Classify, history: History | None = None) -> Evaluation:
         """Return accuracy and further metrics of the classifier.
@@ -166,9 +141,7 @@ class Classification(Evaluator):
             return [row_type.of_logits(objective.logits(batch.images), batch) for batch in batches]
 
         parts = list(chain.from_iterable(all_gather_results(predict)))
-        total = len(self.source)
-        if (unreadable := total - sum(len(part.source_indices) for part in parts)) > TOLERATED * total:
-            raise UserError(f"{unreadable} of {total} image files cannot be read, more than {TOLERATED:.0%}")
+        self.check_readable(sum(len(part.source_indices) for part in parts))
         return type(parts[0])(*map(torch.cat, zip(*parts, strict=True)))
 
     def _check(self, objective: Classify) -> None:

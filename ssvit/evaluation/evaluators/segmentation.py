@@ -13,17 +13,13 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from ssvit.data.batch import EvalTransform
-from ssvit.data.loader import TOLERATED
-from ssvit.data.sources.base import Source, Unreadable, masks, read_ahead
+from ssvit.data.sources.base import Unreadable, masks, read_ahead
 from ssvit.errors import UserError, one_line
-from ssvit.evaluation.evaluators.base import Evaluation, Evaluator, with_metrics
-from ssvit.evaluation.evaluators.options import Segmentation as SegmentationOptions
+from ssvit.evaluation.evaluators.base import Evaluation, LabelledEvaluator, with_metrics
 from ssvit.evaluation.evaluators.predictions import as_csv, mean, percent
 from ssvit.evaluation.processes import all_gather_results, rank_and_world
 from ssvit.evaluation.segmentation import LabelMaps, class_counts, intersections_over_unions, interval_of_miou, mean_iou
 from ssvit.figures import label_maps, plot
-from ssvit.figures.display import PLAIN, Display
 from ssvit.figures.pictures import Mosaic
 from ssvit.figures.plot import History, Panel, Plot, curve
 from ssvit.figures.style import evenly_spaced
@@ -34,31 +30,8 @@ _SHOWN = 6  # images in the figure
 _NAMED = 3  # classes named in the lines
 
 
-class Segmentation(Evaluator):
-    """Evaluate a segmentation model on each image of a source.
-
-    Args:
-        options: Options of the evaluation.
-        source: Images with masks.
-        transform: Transform of the evaluation, which resizes images.
-        display: Conversion of images to RGB for figures.
-        part: Name of the images in texts and figures, "test" or "validation".
-        at_end: Whether to evaluate only after the last step.
-    """
-
-    def __init__(
-        self,
-        options: SegmentationOptions,
-        *,
-        source: Source,
-        transform: EvalTransform,
-        display: Display = PLAIN,
-        part: str = "test",
-        at_end: bool = False,
-    ) -> None:
-        self.options, self.part, self.at_end = options, part, at_end
-        self.source, self.transform, self.display = source, transform, display
-        self.images = len(source)
+class Segmentation(LabelledEvaluator):
+    """Evaluate a segmentation model on each image of a source, which the transform resizes."""
 
     def __call__(self, objective: Segment, history: History | None = None) -> Evaluation:
         """Return the mean IoU and further metrics of the model.
@@ -133,9 +106,7 @@ class Segmentation(Evaluator):
             return rows
 
         rows = list(chain.from_iterable(all_gather_results(measured)))
-        total = len(self.source)
-        if (unreadable := total - len(rows)) > TOLERATED * total:
-            raise UserError(f"{unreadable} of {total} images or masks cannot be read, more than {TOLERATED:.0%}")
+        self.check_readable(len(rows), "images or masks")
         indices, counts = zip(*rows, strict=True)
         return list(indices), torch.stack(counts)
 
