@@ -67,7 +67,7 @@ def load_layers(options: LoadLayers) -> ViT:
     Raises:
         CheckpointError: The checkpoint is damaged, or its tensors do not match the encoder's exactly.
     """
-    encoder = load_encoder(LoadEncoder(path=options.path, announce=True))
+    encoder = load_encoder(LoadEncoder(path=options.checkpoint, announce=True))
     assert isinstance(encoder, ViT)  # checked by `LoadLayers`
     encoder.blocks = encoder.blocks[: options.layer]
     return encoder

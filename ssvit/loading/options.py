@@ -118,37 +118,38 @@ class LoadEncoder(ForeignEncoder):
 class LoadLayers(Options):
     """First layers of a checkpoint's encoder."""
 
-    path: str | Path
+    checkpoint: str | Path
     """Folder of the checkpoint, or a file of foreign weights."""
     layer: Count | None = None
     """Number of the last of these layers, from 1; None: all layers."""
 
     def check_consistency(self) -> None:
         """Check that the checkpoint's encoder has the layer."""
-        depth = vit(self.checkpoint.encoder).depth
+        depth = vit(self.opened.encoder).depth
         if self.layer is not None and self.layer > depth:
             raise OptionError("layer", self.layer, f"must be at most {depth}, as in the checkpoint's encoder")
 
     @cached_property
-    def checkpoint(self) -> Checkpoint:
+    def opened(self) -> Checkpoint:
         """Return the checkpoint; raise OptionError, CheckpointError or ForeignError if there is none."""
         try:
-            return open_checkpoint(self.path)
+            return open_checkpoint(self.checkpoint)
         except OptionError as error:
-            raise OptionError("path", self.path, error.expectation) from None
+            raise OptionError("checkpoint", self.checkpoint, error.expectation) from None
 
     def origins(self, option: str) -> list[dict[str, str]]:
         """Return rows about the checkpoint, and about the weights of which its training made use."""
-        return origin(option.rpartition(".")[2], self.checkpoint, str(self.path))
+        return origin(option.rpartition(".")[2], self.opened, str(self.checkpoint))
 
     def check(self, tree: Tree) -> None:
         """Check that both encoders have the same patch size and number of channels."""
         if not isinstance(tree.encoder, ViT):
             return
-        encoders = tree.encoder, vit(self.checkpoint.encoder)
+        encoders = tree.encoder, vit(self.opened.encoder)
         expected, loaded = ("x".join(map(str, (e.channels, *pair("patch_size", e.patch_size)))) for e in encoders)
         if expected != loaded:
-            raise OptionError("path", self.path, f"must have patches of {expected}, as the encoder; has {loaded}")
+            expected = f"must have patches of {expected}, as the encoder; has {loaded}"
+            raise OptionError("checkpoint", self.checkpoint, expected)
 
 
 class Reference(LoadEncoder):

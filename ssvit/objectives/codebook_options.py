@@ -38,11 +38,8 @@ class Codebook(Target):
         """Return the options that load the layers of that encoder; None if pixels are clustered."""
         if self.checkpoint is None:
             return None
-        try:
-            loaded: Options = options_of("teacher/layers")(path=self.checkpoint, layer=self.layer)
-            return loaded
-        except OptionError as error:
-            raise self._as_typed(error) from None
+        loaded: Options = options_of("teacher/layers")(checkpoint=self.checkpoint, layer=self.layer)
+        return loaded
 
     def window_size(self, patch_size: tuple[int, int]) -> tuple[int, int]:
         """Return the height and width in pixels of the window around a patch."""
@@ -68,10 +65,7 @@ class Codebook(Target):
         """Check also that the layers of the checkpoint fit the encoder."""
         super().check(tree)
         if self.layers is not None:
-            try:
-                self.layers.check(tree)
-            except OptionError as error:
-                raise self._as_typed(error) from None
+            self.layers.check(tree)
 
     def check_encoder(self, encoder: ViT) -> None:
         """Check that a window has a patch, that images are larger, and that they have enough patches."""
@@ -87,8 +81,3 @@ class Codebook(Target):
         if self.images < minimum:
             expected = f"must be at least {minimum}: {MIN_PATCHES} patches for each of {self.clusters} clusters"
             raise OptionError("images", self.images, expected)
-
-    def _as_typed(self, error: OptionError) -> OptionError:
-        """Return an error of `layers` with the name of the option of this class."""
-        name = "checkpoint" if error.name == "path" else error.name
-        return OptionError(name, error.value, error.expectation)
