@@ -201,9 +201,7 @@ def encoders_of(
 
 def view_of(encoder: Evaluated) -> dict[str, object]:
     """Return the options of the images of an encoder, on which its cached features depend."""
-    pixel_format = {name: getattr(encoder.source, name, None) for name in ("channels", "range")}
-    if background := getattr(encoder.source, "background", None):  # black has no entry
-        pixel_format["background"] = background
+    pixel_format = {name: getattr(encoder.source, name, None) for name in ("channels", "range", "background")}
     return {"kind": type(encoder.view).__name__, **encoder.view.values(), **pixel_format}
 
 
