@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssvit import cli
 from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN, Checkpoint
-from ssvit.checkpoints.run_folder import reported_run, rows
+from ssvit.checkpoints.run_folder import last_values, reported_run, rows
 from ssvit.config.declaration import Options
 from ssvit.errors import OptionError
 from ssvit.loading.finding import find_checkpoint
@@ -57,7 +57,7 @@ class Run:
     @property
     def metrics(self) -> dict[str, float]:
         """Return the last value of each metric."""
-        return {name: value for row in self.history for name, value in row.items() if value is not None}
+        return last_values(self.history)
 
     @property
     def figures(self) -> dict[str, Path]:

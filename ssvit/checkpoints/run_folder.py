@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -53,6 +54,11 @@ def rows(folder: Path) -> list[dict[str, Any]]:
             row["step"] + 0  # raises TypeError if the step is not a number
             rows.append(row)
     return rows
+
+
+def last_values(history: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the last value of each metric in the rows of a run."""
+    return {name: value for row in history for name, value in row.items() if value is not None}
 
 
 def discard_former(folder: Path) -> None:

@@ -109,7 +109,7 @@ def metrics(run: Path, step: int) -> dict[str, Any]:
 def training_options(run: Path) -> dict[str, Any]:
     """Return the options of objective, data and recipe by their full names; {} without a readable configuration.
 
-    References to other options and values that may be paths are left out.
+    Options with the value of another option, and values that may be paths, are left out.
     """
     try:
         configuration = Configuration.read(run / "config.yaml")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 _NONE = "\u2013"  # en dash for a missing value
 BASELINES = "baselines"  # row of results without pre-training
-_MARKERS = "osD^vP*Xhd<>"
+MARKERS = "osD^vP*Xhd<>"
 AMOUNTS = {"cpu_seconds": "CPU time", "flops": "operations", "images": "images"}
 
 
@@ -204,7 +204,7 @@ def plot_costs(rows: Mapping[str, Row]) -> "Plot":
             if scores:
                 mean, interval = 100 * statistics.fmean(scores), of_seeds(scores)
                 around = [100 * (interval.high - interval.low) / 2] if interval else None
-                marker = _MARKERS[index % len(_MARKERS)]
+                marker = MARKERS[index % len(MARKERS)]
                 lines.append(Line([spent[name]], [mean], name, f"C{index % 10}", "", marker, around=around))
         if lines:
             xlabel = "CPU minutes of pre-training"
@@ -244,7 +244,7 @@ def plot(runs_of: Mapping[str, list[list[dict[str, float]]]]) -> "Plot":
             minutes = [row["cpu_seconds"] / 60 for row in runs[0]]
             mean = [100 * statistics.fmean(row[probe] for row in rows) for rows in zip(*runs, strict=True)]
             above = step * (len(runs_of) - 1 - index)  # later curves are thinner, so that all are visible
-            marker = _MARKERS[index % len(_MARKERS)]
+            marker = MARKERS[index % len(MARKERS)]
             lines.append(Line(minutes, mean, name, f"C{index % 10}", "-", marker, 1.5 + above, 4 + above))
         chance_level = next((run[0]["chance"] for runs in runs_of.values() for run in runs if "chance" in run[0]), None)
         ylabel = f"{words} in training (%)"

@@ -15,10 +15,9 @@ from scipy.stats import linregress
 
 from ssvit.evaluation.titles import title
 from ssvit.figures.plot import Line, Panel, Plot
-from ssvit.studies.methods import Row, markdown, mean_std
+from ssvit.studies.methods import MARKERS, Row, markdown, mean_std
 
 FINETUNED, SUPERVISED = "fine-tuned", "trained with labels"
-_MARKERS = "osD^vP*X"
 BASE = "base"  # name of the point of which each axis is varied
 _POINT = ("objective", "encoder", "images", "depth", "width", "mlp", "patch", "steps", "varied")
 
@@ -225,7 +224,7 @@ def _over(grid: Sequence[Mapping[str, Any]], axis: str, name: str, xlabel: str, 
         points = [point for point in line if name in point["scores"]]
         color, x = f"C{index % 10}", [point[axis] for point in points]
         y = [100 * point["scores"][name] for point in points]
-        lines.append(Line([value / unit for value in x], y, ", ".join(key), color, "", _MARKERS[index % 8]))
+        lines.append(Line([value / unit for value in x], y, ", ".join(key), color, "", MARKERS[index % len(MARKERS)]))
         if law := laws(line, axis).get(name):
             between = [min(x) * (max(x) / min(x)) ** (step / 50) for step in range(51)]
             fitted = [100 * law.accuracy(value) for value in between]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ssvit.checkpoints.run_folder import reported_run, rows
+from ssvit.checkpoints.run_folder import last_values, reported_run, rows
 from ssvit.config.composed import Config
 from ssvit.errors import UserError, aligned
 
@@ -59,8 +59,7 @@ class Sweep:
             UserError: If the sweeper requires a value and the job has no metric.
         """
         parts = (option.lstrip("+").partition("=") for option in config.swept)
-        measured = rows(reported_run(folder))
-        metrics = {name: value for row in measured for name, value in row.items() if value is not None}
+        metrics = last_values(rows(reported_run(folder)))
         self.jobs.append(Job({name: value for name, _, value in parts}, folder, metrics))
         name = metric(metrics)
         if name is None and (sweeper := config.line.typed.get("hydra/sweeper", "basic")) != "basic":

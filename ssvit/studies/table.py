@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.checkpoints.run_folder import FLOPS, rows
+from ssvit.checkpoints.run_folder import FLOPS, last_values, rows
 from ssvit.config.dotted import at
 from ssvit.data.sources.vtab import GROUPS, NAMES
 from ssvit.errors import UserError, markdown, typed
@@ -83,8 +83,7 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[FinishedRun], list[str]]:
                 unfinished.append(f"{file.parent} (step {last.step} of {steps})")
                 continue
             runs.append(FinishedRun(configuration, last))
-            real = {name: value for row in history for name, value in row.items()}.get(f"{last.part}/accuracy_real")
-            if real is not None:
+            if (real := last_values(history).get(f"{last.part}/accuracy_real")) is not None:
                 runs.append(FinishedRun(configuration, last._replace(accuracy=real, measure="ReaL", chance=None)))
     return runs, unfinished
 
