@@ -60,7 +60,7 @@ def test_it_pretrains_finetunes_evaluates_and_predicts_from_an_empty_folder(inst
     call(ssvit, "finetune", *small, "recipe.evaluate_every=4", "recipe.precision=32-true", folder=tmp_path)
     assert "report.html" in call(ssvit, "evaluate", "probes=[knn]", folder=tmp_path)
     call(ssvit, "knn", "k=[1,5]", folder=tmp_path)
-    call(ssvit, "export", "format=timm", folder=tmp_path)
+    call(ssvit, "export", "format=safetensors", folder=tmp_path)
     call(ssvit, "embed", "data=shapes", "data.images=8", "data.image_size=16", "output=f.npz", folder=tmp_path)
     picture = tmp_path / "outputs" / "masked_patch_shapes" / "mosaic.png"
     assert "mosaic.png: " in call(ssvit, "predict", picture, folder=tmp_path)
