@@ -56,7 +56,7 @@ def test_it_pretrains_finetunes_evaluates_and_predicts_from_an_empty_folder(inst
     where = call(installed / "python", "-c", "import ssvit; print(ssvit.__file__)", folder=tmp_path)
     assert str(ROOT) not in where
     small = ["recipe.steps=4", "recipe.warmup=1", "recipe.batch_size=8", "recipe.save_every=4"]
-    call(ssvit, "pretrain", *TINY, folder=tmp_path)
+    call(ssvit, "pretrain", *TINY, "figures=end", folder=tmp_path)  # a picture to predict
     call(ssvit, "finetune", *small, "recipe.evaluate_every=4", "recipe.precision=32-true", folder=tmp_path)
     assert "report.html" in call(ssvit, "evaluate", "probes=[knn]", folder=tmp_path)
     call(ssvit, "knn", "k=[1,5]", folder=tmp_path)
