@@ -216,13 +216,13 @@ def test_some_patches_of_another_grid_stand_where_they_do_in_it(positions, at):
     found = {"grid": vit.grid_of(images), "output_ids": output_ids}
     right = other.encode(other.embed(images), output_ids=output_ids)
     torch.testing.assert_close(vit.encode(vit.embed(images), **found), right, atol=1e-5, rtol=1e-4)
-    right = other.encode(other.embed(images), visible_ids=visible_ids, output_ids=output_ids)
-    found["visible_ids"] = visible_ids
+    found["patch_ids"] = visible_ids
+    right = other.encode(other.embed(images, visible_ids), patch_ids=visible_ids, output_ids=output_ids)
     if positions == "relative":
         with pytest.raises(OptionError, match=r"^positions=relative"):
-            vit.encode(vit.embed(images), **found)
+            vit.encode(vit.embed(images, visible_ids), **found)
     else:
-        torch.testing.assert_close(vit.encode(vit.embed(images), **found), right, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(vit.encode(vit.embed(images, visible_ids), **found), right, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("how", ["paper", "timm"])
