@@ -69,7 +69,7 @@ def sources(rows: dict[str, str]) -> dict[str, str]:
     """Return the sources of rows by label; with a folder, its objectives descend by ridge regression."""
     found = {label: source for label, source in rows.items() if label != "all"}
     if folder := rows.get("all"):
-        names = {file.name.partition("_seed")[0] for file in (DOCS / folder).glob("*_seed*.json")}
+        names = sorted({file.name.partition("_seed")[0] for file in (DOCS / folder).glob("*_seed*.json")})
         found |= {f"`{name}`": f"{folder}/{name}" for name in names}
         ridge = {label: statistics.fmean(values(row)["ridge"] for row in read(found[label])) for label in found}
         found = dict(sorted(found.items(), key=lambda item: -ridge[item[0]]))
