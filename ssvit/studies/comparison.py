@@ -28,7 +28,7 @@ Rows = list[dict[str, Any]]
 Run = Callable[[str, Mapping[str, Any]], Rows]
 # Splits for the reported score and for the curve, in order of preference: see `ssvit.data.sources.base.Data`.
 TEST_OR_VALIDATION, VALIDATION_OR_TEST = ("test", "validation"), ("validation", "test")
-_MEASURES = {"accuracy": "top-1", "map": "mAP", "miou": "mIoU"}
+MEASURES = {"accuracy": "top-1", "map": "mAP", "miou": "mIoU"}
 PRETRAINED, SCRATCH = "pretrained", "scratch"
 SIDES = {PRETRAINED: "pre-trained", SCRATCH: "from scratch"}
 Sides = Mapping[str, Mapping[str, Any]]  # options changed by each side of a comparison
@@ -275,11 +275,11 @@ def scored(rows: Rows, parts: Sequence[str]) -> list[FinalScore]:
         steps.setdefault(row["step"], {}).update(row)
     scores = []
     for step, row in steps.items():
-        measured = ((part, name) for part in parts for name in _MEASURES if row.get(f"{part}/{name}") is not None)
+        measured = ((part, name) for part in parts for name in MEASURES if row.get(f"{part}/{name}") is not None)
         for part, name in islice(measured, 1):
             value, chance = row[f"{part}/{name}"], row.get(f"{part}/{name}_constant")
             images = row.get(f"{part}/images") if name == "accuracy" else None
-            scores.append(FinalScore(step, value, part, chance, images, _MEASURES[name]))
+            scores.append(FinalScore(step, value, part, chance, images, MEASURES[name]))
     return scores
 
 

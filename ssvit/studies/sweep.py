@@ -15,9 +15,9 @@ from typing import NamedTuple
 from ssvit.checkpoints.run_folder import last_values, reported_run, rows
 from ssvit.config.composed import Config
 from ssvit.errors import UserError, aligned
+from ssvit.studies.comparison import MEASURES
 
-_MEASURES = ("accuracy", "map", "miou")
-_VALIDATION, _TEST = (tuple(f"{part}/{name}" for name in _MEASURES) for part in ("validation", "test"))
+_VALIDATION, _TEST = (tuple(f"{part}/{name}" for name in MEASURES) for part in ("validation", "test"))
 _TRAIN = "train/loss"
 _LOSSES = ("held_out/loss", _TRAIN)
 _CHOICE = "_choice"  # suffix of a probe's score on training images
