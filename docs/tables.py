@@ -178,13 +178,18 @@ def scaling_points(folder: str, images: list[int] | None = None) -> list[list[st
     return lines
 
 
-def scaling_laws(folder: str) -> list[list[str]]:
-    """Return the powers of the error over the operations of a scaling study."""
+def scaling_effects(folder: str, effects: dict[str, list[int]]) -> list[list[str]]:
+    """Return the differences between two values of each axis, paired and averaged over the values of the other axes."""
     grid = scaling.points(methods.read_rows(DOCS / folder))
-    lines = [["objective", "measure", "power of the error", "deviation of the points (percentage points)"]]
-    for (objective, *_), line in scaling.series(grid, "flops").items():
-        for name, law in scaling.laws(line, "flops").items():
-            lines.append([objective, name, f"{law.power:.3f} ± {law.deviation:.3f}", f"{100 * law.residual:.1f}"])
+    lines = [["objective", "measure", *(f"{axis}: {low:,} to {high:,}" for axis, (low, high) in effects.items())]]
+    for objective in dict.fromkeys(point["objective"] for point in grid):
+        own = [point for point in grid if point["objective"] == objective]
+        for name in own[0]["scores"]:
+            cells = []
+            for axis, ends in effects.items():
+                low, high = ([point["scores"][name] for point in own if point[axis] == end] for end in ends)
+                cells.append(over_seeds([after - before for before, after in zip(low, high, strict=True)]))
+            lines.append([objective, name, *cells])
     return lines
 
 
@@ -214,7 +219,7 @@ def record(file: str) -> list[list[str]]:
 
 MAKE = {
     "accuracies": accuracies, "continuations": continuations, "scaling_points": scaling_points,
-    "scaling_laws": scaling_laws, "labels": labels, "record": record,
+    "scaling_effects": scaling_effects, "labels": labels, "record": record,
     "segmentation": segmentation, "more_labels": more_labels,
 }  # fmt: skip
 

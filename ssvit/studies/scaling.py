@@ -215,7 +215,7 @@ def plot(grid: Sequence[Mapping[str, Any]]) -> Plot:
             panels.append(_over(grid, "images", name, "images of pre-training", 1))
         panels.append(_over(grid, "flops", name, "operations of pre-training (10¹²)", 1e12))
     down = len(names) if has_images else 1
-    return Plot(panels, (5.3 * len(panels) / down, 4 * down), down)
+    return Plot(panels, (5.3 * len(panels) / down, 4.6 * down), down, legend="under")
 
 
 def _over(grid: Sequence[Mapping[str, Any]], axis: str, name: str, xlabel: str, unit: float) -> Panel:
