@@ -29,8 +29,11 @@ class RunError(UserError):
 
 
 def reported_run(folder: Path) -> Path:
-    """Return the folder of the first pre-trained run of a comparison, or the folder itself for a single run."""
-    runs = folder.glob("pretrained_seed*")
+    """Return the folder of the first pre-trained run of a comparison, or of the run with the chosen learning rate.
+
+    For a single run, it is the folder itself.
+    """
+    runs = (*folder.glob("pretrained_seed*"), *folder.glob("chosen"))
     return min(runs, key=lambda run: (len(run.name), run.name), default=folder)  # seed 9 before seed 10
 
 

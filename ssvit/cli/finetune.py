@@ -192,7 +192,7 @@ def run(config: Config) -> Path:
                 if is_main_process():
                     print_lines(f"CPU time of this run and the comparison: {session.spent}")
         if is_main_process():
-            command = advice.after_finetuning(config, reported_run(folder.path) if options.compare else folder.path)
+            command = advice.after_finetuning(config, reported_run(folder.path))
             advice.print_next(command, *verdicts[-1:])
     return folder.path
 

@@ -53,7 +53,7 @@ class Sweep:
     def add(self, config: Config, folder: Path) -> float | None:
         """Add the job of a configuration, and return its objective value for sweepers such as Optuna.
 
-        The metrics of a comparison with random weights are those of its first pre-trained run.
+        The metrics of a job with several runs are those of `reported_run`.
 
         Raises:
             UserError: If the sweeper requires a value and the job has no metric.

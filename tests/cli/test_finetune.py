@@ -21,7 +21,9 @@ from torchvision.io import write_png
 from torchvision.transforms.v2 import functional as tvf
 
 import ssvit
+from ssvit.api import Run
 from ssvit.checkpoints import manifest
+from ssvit.checkpoints.checkpoint import checkpoint_folder
 from ssvit.cli import find_command
 
 RUN = "masked_patch_shapes"
@@ -221,6 +223,8 @@ def test_the_sweep_chooses_on_the_development_split_alone(outputs, tool):
     assert set(report["development"]) == {"0.1", "1e-09"}
     counts = [counted(folder / run) for run in ("lr_0.1", "lr_1e-09", "chosen")]
     assert counts == [16, 16, 32]  # of 64 training and 32 test images
+    assert Run(folder).metrics["test/accuracy"] == report["test"]
+    assert checkpoint_folder(folder).parent == folder / "chosen"
 
 
 @pytest.mark.parametrize(
