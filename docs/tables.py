@@ -159,10 +159,21 @@ def more_labels(titles: dict[str, str]) -> list[list[str]]:
     return lines
 
 
-def over_seeds(differences: list[float]) -> str:
-    """Return the mean of differences in points, with its 95 % interval over seeds."""
-    mean, *limits = (signed(100 * value) for value in (statistics.fmean(differences), *(of_seeds(differences) or ())))
+def over_seeds(values: list[float], subtracted: list[float] | None = None) -> str:
+    """Return the mean of differences, or the difference of two means, in points, with its 95 % interval over seeds."""
+    mean = statistics.fmean(values) - statistics.fmean(subtracted or [0])
+    mean, *limits = (signed(100 * value) for value in (mean, *(of_seeds(values, subtracted) or ())))
     return f"{mean} ({' to '.join(limits)})" if limits else mean
+
+
+def compared(rows: dict[str, list[str]], probes: list[str]) -> list[list[str]]:
+    """Return the differences between the accuracies of two methods, with 95 % intervals over seeds by Welch's test."""
+    lines = [["difference", "seeds", *(PROBES[probe] for probe in probes)]]
+    for label, pair in rows.items():
+        first, second = ([values(row) for row in read(source)] for source in pair)
+        cells = (over_seeds([row[name] for row in first], [row[name] for row in second]) for name in probes)
+        lines.append([label, f"{len(first)} and {len(second)}", *cells])
+    return lines
 
 
 def scaling_points(folder: str, images: list[int] | None = None) -> list[list[str]]:
@@ -220,7 +231,7 @@ def record(file: str) -> list[list[str]]:
 MAKE = {
     "accuracies": accuracies, "continuations": continuations, "scaling_points": scaling_points,
     "scaling_effects": scaling_effects, "labels": labels, "record": record,
-    "segmentation": segmentation, "more_labels": more_labels,
+    "segmentation": segmentation, "more_labels": more_labels, "compared": compared,
 }  # fmt: skip
 
 if __name__ == "__main__":
