@@ -50,8 +50,8 @@ class Run:
     def history(self) -> list[dict[str, Any]]:
         """Return the rows of metrics.jsonl, each with its "step".
 
-        For compare=scratch, these are the rows of the first pre-trained run; for sweep=table4, those of the run with the
-        chosen learning rate.
+        For compare=scratch, these are the rows of the first pre-trained run; for sweep=table4, those of the run with
+        the chosen learning rate.
         """
         return rows(reported_run(self.folder))
 

@@ -99,8 +99,8 @@ class Checkpoint:
 def checkpoint_folder(path: Path) -> Path | None:
     """Return the folder of a checkpoint, or of the newest one in the folder of its run; None if there is none.
 
-    For the folder of a comparison, this is a checkpoint of the run of `reported_run`. Raises OSError if the folder cannot
-    be listed.
+    For the folder of a comparison, this is a checkpoint of the run of `reported_run`. Raises OSError if the folder
+    cannot be listed.
     """
     if (path / "manifest.json").is_file():
         return path

@@ -70,7 +70,8 @@ def run(config: Config) -> Path:
         comparison.row(name, seed, chosen[name])
     results = methods.read_rows(comparison.table)
     curves = methods.curves(results)
-    figures = {"accuracy.png": methods.plot(curves)} if curves else {}
+    probes = [*methods.probes_in(curves)] if curves else []
+    figures = {"accuracy.png": methods.plot(curves, probes[0])} if probes else {}
     return comparison.publish(methods.methods_table(results), figures, methods.conclusion(results))
 
 

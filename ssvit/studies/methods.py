@@ -22,6 +22,7 @@ Row = Mapping[str, Any]
 _NONE = "\u2013"  # en dash for a missing value
 BASELINES = "baselines"  # row of results without pre-training
 MARKERS = "osD^vP*Xhd<>"
+_GREY, _ACROSS = "#c4c4c4", 4  # colour of other objectives, and maximum number of panels in a row
 AMOUNTS = {"cpu_seconds": "CPU time", "flops": "operations", "images": "images"}
 
 
@@ -232,24 +233,27 @@ def probes_in(runs_of: Mapping[str, list[list[dict[str, float]]]]) -> dict[str, 
     }
 
 
-def plot(runs_of: Mapping[str, list[list[dict[str, float]]]]) -> "Plot":
-    """Plot the probes of each objective over CPU minutes, averaged over seeds, next to chance."""
-    from ssvit.figures.plot import Line, Panel, Plot, chance
+def plot(runs_of: Mapping[str, list[list[dict[str, float]]]], probe: str) -> "Plot":
+    """Plot a probe of each objective over CPU minutes, averaged over seeds.
 
-    step = min(0.9, 4.5 / len(runs_of))  # difference of the line widths in points
+    Each objective has a panel, in which the others are grey. Panels are ordered by the last accuracy, highest first.
+    """
+    from ssvit.figures.plot import Line, Panel, Plot
+
+    means = {
+        name: [100 * statistics.fmean(point[probe] for point in points) for points in zip(*runs, strict=True)]
+        for name, runs in runs_of.items()
+    }
+    minutes = {name: [point["cpu_seconds"] / 60 for point in runs[0]] for name, runs in runs_of.items()}
+    grey = {name: Line(minutes[name], mean, "", _GREY, "-", "", 1) for name, mean in means.items()}
     panels = []
-    for probe, words in probes_in(runs_of).items():
-        lines = []
-        for index, (name, runs) in enumerate(runs_of.items()):
-            minutes = [row["cpu_seconds"] / 60 for row in runs[0]]
-            mean = [100 * statistics.fmean(row[probe] for row in rows) for rows in zip(*runs, strict=True)]
-            above = step * (len(runs_of) - 1 - index)  # later curves are thinner, so that all are visible
-            marker = MARKERS[index % len(MARKERS)]
-            lines.append(Line(minutes, mean, name, f"C{index % 10}", "-", marker, 1.5 + above, 4 + above))
-        chance_level = next((run[0]["chance"] for runs in runs_of.values() for run in runs if "chance" in run[0]), None)
-        ylabel = f"{words} in training (%)"
-        panels.append(Panel(ylabel, lines, [chance(chance_level)], "CPU minutes of pre-training", close=True))
-    return Plot(panels, (5 * len(panels), 5.5), legend="under")
+    for name in sorted(means, key=lambda name: -means[name][-1]):
+        others = [line for other, line in grey.items() if other != name]
+        own, words = Line(minutes[name], means[name]), f"{name}: {means[name][-1]:.1f} %"
+        panels.append(Panel(f"{title(probe)} (%)", [*others, own], (), "CPU minutes", words, close=True))
+    across = min(len(panels), _ACROSS)
+    down = -(-len(panels) // across)
+    return Plot(panels, (3.1 * across, 2.5 * down), down)
 
 
 def total(stages: Sequence[Mapping[str, Any]]) -> dict[str, float]:

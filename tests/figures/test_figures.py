@@ -13,6 +13,7 @@ from ssvit.figures.intervals import Dot, Intervals
 from ssvit.figures.matrices import Confusion
 from ssvit.figures.pictures import Gallery, Picture, masked
 from ssvit.figures.plot import DASHED, Line, Panel, Plot, chance, curve
+from ssvit.figures.style import COLORS
 from ssvit.studies import methods
 
 
@@ -25,16 +26,18 @@ def seen(figure, color) -> bool:
     return (abs(pixels(figure) - 255 * np.array(to_rgb(color))).max(-1) < 25).sum() > 40
 
 
-def test_objectives_that_are_alike_all_show_next_to_chance():
-    points = [{"cpu_seconds": 60.0 * i, "chance": 0.12, "knn20": 0.1 + 0.05 * i} for i in range(4)]
-    names = ("masked_patch", "mae", "dino", "ibot", "simclr")
-    figure = methods.plot({name: [points] for name in names})
-    (panel,) = figure.panels
-    assert [line.label for line in panel.lines] == list(names)
-    assert panel.levels[0].y == pytest.approx(12)
-    assert all(seen(Plot([Panel("", panel.lines)], (6, 4)), line.color) for line in panel.lines)
-    del points[0]["chance"]
-    assert methods.plot({"mae": [points]}).panels[0].levels[0].y is None
+def test_each_objective_has_a_panel_and_the_best_is_first():
+    def points(gain):
+        return [{"cpu_seconds": 60.0 * i, "knn20": 0.1 + gain * i} for i in range(4)]
+
+    gains = {"masked_patch": 0.05, "mae": 0.07, "dino": 0.0}
+    figure = methods.plot({name: [points(gain), points(gain + 0.01)] for name, gain in gains.items()}, "knn20")
+    assert [panel.title.partition(":")[0] for panel in figure.panels] == ["mae", "masked_patch", "dino"]
+    own = [panel.lines[-1] for panel in figure.panels]
+    assert own[0].y == pytest.approx([10, 17.5, 25, 32.5])
+    assert own[0].x == [0, 1, 2, 3]
+    assert all(len(panel.lines) == 3 for panel in figure.panels)
+    assert seen(figure, COLORS["model"])
 
 
 def test_a_dashed_line_on_another_one_shows_both():
