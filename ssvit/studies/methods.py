@@ -190,14 +190,15 @@ def ranking(rows: Mapping[str, Row], amount: str) -> str:
 def plot_costs(rows: Mapping[str, Row]) -> "Plot":
     """Plot the first and the last probe and fine-tuning of each objective over the CPU minutes of its pre-training.
 
-    Error bars are 95 % intervals of the mean over the seeds, for objectives with at least two seeds.
+    Error bars are 95 % intervals of the mean over the seeds, for objectives with at least two seeds. Points of one
+    budget are next to each other, up to 10 % beside it.
     """
     from ssvit.figures.plot import Line, Panel, Plot
 
     panels = []
     by_objective, titles = _rows_by_objective(rows), {**_columns(rows), "finetuned": "fine-tuned"}
     spent = {name: total(of_objective[0]["stages"])["cpu_seconds"] / 60 for name, of_objective in by_objective.items()}
-    budgets = sorted({float(f"{minutes:.2g}") for minutes in spent.values()})
+    budgets, x = sorted({*map(_budget, spent.values())}), _apart(spent)
     for measure in [*titles][:1] + [*titles][-2:]:
         lines = []
         for index, (name, of_objective) in enumerate(by_objective.items()):
@@ -206,12 +207,26 @@ def plot_costs(rows: Mapping[str, Row]) -> "Plot":
                 mean, interval = 100 * statistics.fmean(scores), of_seeds(scores)
                 around = [100 * (interval.high - interval.low) / 2] if interval else None
                 marker = MARKERS[index % len(MARKERS)]
-                lines.append(Line([spent[name]], [mean], name, f"C{index % 10}", "", marker, around=around))
+                lines.append(Line([x[name]], [mean], name, f"C{index % 10}", "", marker, around=around))
         if lines:
             xlabel = "CPU minutes of pre-training"
             panels.append(Panel(f"{titles[measure]} (%)", lines, [], xlabel, xticks=budgets, log=True, close=True))
     height = 4 + 0.05 * len(by_objective)  # the legend has four columns
     return Plot(panels, (4.5 * len(panels), height), legend="below")
+
+
+def _budget(minutes: float) -> float:
+    return float(f"{minutes:.2g}")
+
+
+def _apart(spent: Mapping[str, float]) -> dict[str, float]:
+    """Return CPU minutes by name, up to 10 % apart from the given ones, so that points of one budget do not overlap."""
+    apart: dict[str, float] = {}
+    for budget in {*map(_budget, spent.values())}:
+        equal = [name for name, minutes in spent.items() if _budget(minutes) == budget]
+        last = len(equal) - 1
+        apart |= {name: spent[name] * 1.1 ** (2 * place / last - 1 if last else 0) for place, name in enumerate(equal)}
+    return apart
 
 
 def curves(rows: Mapping[str, Row]) -> dict[str, list[list[dict[str, float]]]]:

@@ -248,7 +248,9 @@ def test_a_table_has_rows_of_test_images_and_those_of_held_out_images_only_if_th
     assert {row["objective"] for row in rows.values()} == {"entry/entry", "other/other"}
     assert "entry" in methods.methods_table(rows)
     assert methods.ranking(rows, "images") == ""  # their curves have different probes
-    assert all(panel.xticks == [1.0] for panel in methods.plot_costs(rows).panels)
+    panels = methods.plot_costs(rows).panels
+    assert all(panel.xticks == [1.0] for panel in panels)
+    assert sorted({x for panel in panels for line in panel.lines for x in line.x}) == pytest.approx([1 / 1.1, 1.1])
 
 
 def test_the_cost_of_a_step_counts_its_operations(monkeypatch):
