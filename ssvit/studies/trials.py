@@ -57,7 +57,8 @@ class Study(RunOptions):
     name: Name
     """Folder of the study within outputs, which contains the runs."""
     table: Name | None = None
-    """Folder of rows, table and figures. None: table/ in the study's folder."""
+    """Folder of rows, table and figures, whose last part is appended to the default of `name`. None: table/ in the
+    study's folder."""
     pretrain: Typed = ()
     """Options of ssvit pretrain, as on the command line."""
     evaluate: Typed = (
@@ -143,8 +144,11 @@ class Trials:
     def __init__(self, config: Config, protocol: Mapping[str, Any]) -> None:
         self.options: Study = config.options
         self.line = config.line
-        self.folder = Path(self.options.outputs, self.options.name)
-        self.table = Path(self.options.table or self.folder / "table")
+        name, table = self.options.name, self.options.table
+        if table is not None and "name" not in self.line.typed:
+            name = f"{name}_{Path(table).name}"  # equal names of runs in different tables
+        self.folder = Path(self.options.outputs, name)
+        self.table = Path(table or self.folder / "table")
         development = self.options.development
         self.development = {} if development is None else {"development": development}
         # All options but those of the study are options of its runs.

@@ -297,9 +297,8 @@ def test_stopped_before_the_baselines_are_there_it_makes_them_when_it_goes_on(co
 
 def test_rows_of_several_tables_are_one_table(commands, tmp_path, capsys):
     for folder, budget in (("short", 60), ("long", 120)):
-        compare.command.call(
-            ["objectives=[mae]", f"budget={budget}", "seeds=2", f"name={folder}", f"table=rows/{folder}"]
-        )
+        compare.command.call(["objectives=[mae]", f"budget={budget}", "seeds=2", f"table=rows/{folder}"])
+    assert {path.name for path in (tmp_path / "outputs").iterdir()} == {"compare_shapes_long", "compare_shapes_short"}
     capsys.readouterr()
     table.command.call(["rows", "output=rows/table.md"])
     text = (tmp_path / "rows" / "table.md").read_text()
