@@ -12,11 +12,8 @@ from ssvit.models.vit_options import ViT
 from ssvit.objectives.base_options import Objective, check_trained
 from ssvit.objectives.schedule import ScheduleFunction, starting_after
 
-SETTINGS = {
-    "recipe": {"optimizer": "adamw", "lr": 2e-3},  # muon has not been measured with these objectives
-    # The negatives come from the same micro-batch: recipe.accumulate above 1 reduces their number.
-    "evaluators": {"held_out": {"_part_": "evaluator/contrast"}},
-}
+# The negatives come from the same micro-batch: recipe.accumulate above 1 reduces their number.
+EVALUATORS = {"held_out": {"_part_": "evaluator/contrast"}}
 
 
 class SimCLR(Objective):
@@ -28,7 +25,7 @@ class SimCLR(Objective):
 
     also: ClassVar = {"override /augment@data.augment": "two_crops_small"}
     # The authors' network also averages its last feature map, and the loss then trains each patch.
-    sets: ClassVar = {**SETTINGS, "encoder": {"pooling": "patch_mean"}}
+    sets: ClassVar = {"recipe": {"lr": 2e-3}, "evaluators": EVALUATORS, "encoder": {"pooling": "patch_mean"}}
 
     views: ClassVar[tuple[str, ...]] = ("global",)
     needs_patches: ClassVar[bool] = False
@@ -75,7 +72,11 @@ class ContrastiveTuning(Objective):
     """
 
     also: ClassVar = {"override /augment@data.augment": "two_crops_small"}
-    sets: ClassVar = {**SETTINGS, "data": {"augment": {"jitter": 0.0, "grayscale": 0.0}}}  # only crops and flips
+    sets: ClassVar = {
+        "recipe": {"optimizer": "adamw", "lr": 2e-3},  # muon has not been measured with this objective
+        "evaluators": EVALUATORS,
+        "data": {"augment": {"jitter": 0.0, "grayscale": 0.0}},  # only crops and flips
+    }
 
     views: ClassVar[tuple[str, ...]] = ("global",)
     needs_standardizing: ClassVar[bool] = True  # before cosines, which a few features would dominate

@@ -36,7 +36,7 @@ class Latent(Masked):
 
     sets: ClassVar = {
         "encoder": {"pooling": "patch_mean"},  # the student's encoder is probed and exported, as in the authors' code
-        "recipe": {"optimizer": "adamw", "lr": 2e-3},  # muon has not been measured with this objective
+        "recipe": {"lr": 2e-3},
         "evaluators": {"held_out": {"_part_": "evaluator/latent_prediction"}},
     }
 
