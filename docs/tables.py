@@ -176,19 +176,6 @@ def compared(rows: dict[str, list[str]], probes: list[str]) -> list[list[str]]:
     return lines
 
 
-def scaling_points(folder: str, images: list[int] | None = None) -> list[list[str]]:
-    """Return the accuracies of a scaling study for some numbers of images, or for all."""
-    grid = scaling.points(methods.read_rows(DOCS / folder))
-    lines = [["objective", "images", "model", "TFLOP", *grid[0]["values"]]]
-    for point in grid:
-        if images and point["images"] not in images:
-            continue
-        accuracies = [mean_std(accuracy) for accuracy in point["values"].values()]
-        spent = f"{point['flops'] / 1e12:.1f}"
-        lines.append([point["objective"], f"{point['images']:,}", scaling.model_of(point), spent, *accuracies])
-    return lines
-
-
 def scaling_effects(folder: str, effects: dict[str, list[int]]) -> list[list[str]]:
     """Return the differences between two values of each axis, paired and averaged over the values of the other axes."""
     grid = scaling.points(methods.read_rows(DOCS / folder))
@@ -229,9 +216,8 @@ def record(file: str) -> list[list[str]]:
 
 
 MAKE = {
-    "accuracies": accuracies, "continuations": continuations, "scaling_points": scaling_points,
-    "scaling_effects": scaling_effects, "labels": labels, "record": record,
-    "segmentation": segmentation, "more_labels": more_labels, "compared": compared,
+    "accuracies": accuracies, "continuations": continuations, "scaling_effects": scaling_effects,
+    "labels": labels, "record": record, "segmentation": segmentation, "more_labels": more_labels, "compared": compared,
 }  # fmt: skip
 
 if __name__ == "__main__":
