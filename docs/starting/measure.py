@@ -31,7 +31,7 @@ SAFE = {"objective": "simclr", "continuation": "safe", "continuation.heads_only"
 ALL = {"continuation.trained": "all", "continuation.lora": None}
 METHODS: dict[str, dict[str, Any]] = {
     "naive_mae": {"objective": "mae"},
-    "naive_simclr": {"objective": "simclr"},
+    "naive_simclr": {"objective": "simclr", "recipe.optimizer": "adamw"},
     "low_mae": {"objective": "mae", "recipe.optimizer": "adamw", "recipe.lr": 1e-4},
     "low_simclr": {"objective": "simclr", "recipe.optimizer": "adamw", "recipe.lr": 1e-4},
     "dietcp": {"objective": "diet_cp"},
