@@ -3,6 +3,7 @@
 import difflib
 import signal
 import sys
+import tempfile
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -79,7 +80,8 @@ def _preview(command: "Command", arguments: list[str], *, show_config: bool) -> 
 
     launcher = ("hydra/launcher", "hydra.launcher")
     arguments = [argument for argument in arguments if not argument.startswith(launcher)]
-    replace(command, run=preview, results=None).main(arguments)
+    with tempfile.TemporaryDirectory() as folder:  # of Hydra's multirun.yaml
+        replace(command, run=preview, results=None).main([*arguments, f"hydra.sweep.dir={folder}"])
 
 
 def usage() -> str:

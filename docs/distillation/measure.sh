@@ -8,8 +8,7 @@ cifar10=$1 signs=$2 teacher=$3
 compare() {
     name=$1
     shift
-    ssvit compare --config-dir docs/distillation teacher="$teacher" name="distillation_$name" \
-        table="docs/distillation/$name" seeds=3 workers=0 "$@"
+    ssvit compare --config-dir docs/distillation teacher="$teacher" table="docs/distillation/$name" seeds=3 workers=0 "$@"
 }
 on_cifar10() {
     compare "$@" data=cifar10 data.root="$cifar10"

@@ -57,7 +57,7 @@ class Study(RunOptions):
     name: Name
     """Folder of the study within outputs, which contains the runs."""
     table: Name | None = None
-    """Folder of rows, table and figures, whose last part is appended to the default of `name`. None: table/ in the
+    """Folder of rows, table and figures, whose path is appended to the default of `name`. None: table/ in the
     study's folder."""
     pretrain: Typed = ()
     """Options of ssvit pretrain, as on the command line."""
@@ -146,7 +146,8 @@ class Trials:
         self.line = config.line
         name, table = self.options.name, self.options.table
         if table is not None and "name" not in self.line.typed:
-            name = f"{name}_{Path(table).name}"  # equal names of runs in different tables
+            parts = (part for part in Path(table).parts if part not in ("/", ".."))
+            name = "_".join([name, *parts])  # equal names of runs in different tables
         self.folder = Path(self.options.outputs, name)
         self.table = Path(table or self.folder / "table")
         development = self.options.development

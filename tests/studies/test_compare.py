@@ -296,9 +296,10 @@ def test_stopped_before_the_baselines_are_there_it_makes_them_when_it_goes_on(co
 
 
 def test_rows_of_several_tables_are_one_table(commands, tmp_path, capsys):
-    for folder, budget in (("short", 60), ("long", 120)):
-        compare.command.call(["objectives=[mae]", f"budget={budget}", "seeds=2", f"table=rows/{folder}"])
-    assert {path.name for path in (tmp_path / "outputs").iterdir()} == {"compare_shapes_long", "compare_shapes_short"}
+    for folder, budget in (("rows/short", 60), ("rows/long", 120), ("../other/long", 180)):
+        compare.command.call(["objectives=[mae]", f"budget={budget}", "seeds=2", f"table={folder}"])
+    names = {"compare_shapes_rows_short", "compare_shapes_rows_long", "compare_shapes_other_long"}
+    assert {path.name for path in (tmp_path / "outputs").iterdir()} == names
     capsys.readouterr()
     table.command.call(["rows", "output=rows/table.md"])
     text = (tmp_path / "rows" / "table.md").read_text()

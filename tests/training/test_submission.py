@@ -17,10 +17,11 @@ ROOT = Path(__file__).parents[2]
 SLURM = ("-m", "hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu", "hydra.launcher.gpus_per_node=8")
 
 
-def test_a_dry_run_previews_each_job_here_and_submits_nothing(tool, tmp_path):
+def test_a_dry_run_previews_each_job_here_and_submits_and_writes_nothing(tool, tmp_path):
     done = tool("pretrain", "--dry-run", *SLURM, *TINY, "probes=[]", "recipe.lr=1e-3,2e-3")
     assert done.stdout.count("steps: 6 of 8") == 2
     assert not list(tmp_path.rglob("*submitit*"))
+    assert not list(tmp_path.rglob("multirun.yaml"))
 
 
 def test_the_main_process_is_torchruns_within_a_job_of_slurm(monkeypatch):
