@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM, RANDOM_PREFIX
-from ssvit.evaluation.statistics import Interval, of_seeds, verdict
+from ssvit.evaluation.statistics import of_seeds, verdict
 from ssvit.evaluation.titles import title
 
 if TYPE_CHECKING:
@@ -148,13 +148,13 @@ def conclusion(rows: Mapping[str, Row]) -> list[str]:
     baseline = _scores([{"probes": rows[BASELINES]["baselines"][RANDOM]}], probe)
     lines = [f"{best}: {words} {mean_std(values)} %, baseline (random weights) {mean_std(baseline)} %"]
     for second, second_scores in others[:1]:
-        difference = statistics.fmean(values) - statistics.fmean(second_scores)
-        interval = of_seeds(values, second_scores)
-        limits = "one seed each; set seeds=3 for a 95 % interval"
-        if interval is not None:
+        difference = 100 * (statistics.fmean(values) - statistics.fmean(second_scores))
+        if (interval := of_seeds(values, second_scores)) is None:
+            points, limits = f"{difference:.1f} percentage points", "one seed each; set seeds=3 for a 95 % interval"
+            lines.append(f"{best} and {second} differ by {points} ({limits})")
+        else:
             limits = f"95 % interval over seeds {100 * interval.low:+.1f} to {100 * interval.high:+.1f}"
-        words = verdict(interval or Interval.around(difference), tested=interval is not None)
-        lines.append(f"{best} is {words} {second}: {100 * difference:+.1f} percentage points ({limits})")
+            lines.append(f"{best} is {verdict(interval)} {second}: {difference:+.1f} percentage points ({limits})")
     return lines
 
 
