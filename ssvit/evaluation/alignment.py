@@ -53,12 +53,14 @@ def align(fixed: Tensor, moving: Tensor) -> Aligned:
         fixed: Details of the pictures that define the frame, (p, n, n).
         moving: Details of the pictures that are warped, (p, n, n).
     """
+    aligned = Aligned(torch.zeros_like(fixed), torch.zeros_like(fixed), torch.zeros(len(fixed)))
+    if not len(fixed):  # the Fourier transform of torch 2.10 fails for no pictures
+        return aligned
     coarse = [F.avg_pool2d(pictures[:, None], 2)[:, 0] for pictures in (fixed, moving)]
     (score, transform), (inverse_score, inverse) = _matched(*coarse), _matched(*reversed(coarse))
     inverse = torch.cat([torch.ones_like(inverse[:, :1]), -inverse[:, 1:]], 1) / inverse[:, :1]
     transform = torch.where((score >= inverse_score)[:, None], transform, inverse)
     rows = (torch.maximum(score, inverse_score) > _SIMILAR).nonzero()[:, 0]
-    aligned = Aligned(torch.zeros_like(fixed), torch.zeros_like(fixed), torch.zeros(len(fixed)))
     if len(rows):
         for values, refined in zip(aligned, _refined(fixed[rows], moving[rows], transform[rows]), strict=True):
             values[rows] = refined
