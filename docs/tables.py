@@ -49,19 +49,21 @@ def csv_rows(name: str, reader: Any = csv.DictReader) -> Any:
     return reader((DOCS / name).read_text().splitlines())
 
 
-def accuracies(rows: dict[str, str], probes: list[str] | None = None) -> list[list[str]]:
+def accuracies(rows: dict[str, str], probes: list[str] | None = None, *, costs: bool = True) -> list[list[str]]:
     """Return mean and standard deviation over the seeds of the rows in `sources`."""
     tuned = "finetuned" in (probes or PROBES)
-    lines = [["method", "steps of 64", "CPU s a step", "seeds", *(PROBES[probe] for probe in probes or PROBES)]]
+    spent = ["steps of 64", "CPU s a step", "seeds"] if costs else []
+    lines = [["method", *spent, *(PROBES[probe] for probe in probes or PROBES)]]
     for label, source in sources(rows).items():
         if label == "no pre-training" and not tuned:
             continue
         seeds = read(source)
         stages = seeds[0].get("stages", ())
-        steps = " + ".join(f"{stage['steps']:,}" for stage in stages)
-        seconds = " + ".join(f"{stage['cpu_seconds']:.3f}" for stage in stages)
+        if costs:
+            steps = " + ".join(f"{stage['steps']:,}" for stage in stages)
+            spent = [steps, " + ".join(f"{stage['cpu_seconds']:.3f}" for stage in stages), str(len(seeds))]
         cells = [mean_std([values(row)[probe] for row in seeds if probe in values(row)]) for probe in probes or PROBES]
-        lines.append([label, steps, seconds, str(len(seeds)), *cells])
+        lines.append([label, *spent, *cells])
     return lines
 
 
