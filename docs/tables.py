@@ -58,8 +58,8 @@ def accuracies(rows: dict[str, str], probes: list[str] | None = None, *, costs: 
         if label == "no pre-training" and not tuned:
             continue
         seeds = read(source)
-        stages = seeds[0].get("stages", ())
         if costs:
+            stages = seeds[0].get("stages", ())
             steps = " + ".join(f"{stage['steps']:,}" for stage in stages)
             spent = [steps, " + ".join(f"{stage['cpu_seconds']:.3f}" for stage in stages), str(len(seeds))]
         cells = [mean_std([values(row)[probe] for row in seeds if probe in values(row)]) for probe in probes or PROBES]

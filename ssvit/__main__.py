@@ -3,7 +3,6 @@
 import difflib
 import signal
 import sys
-import tempfile
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -68,6 +67,7 @@ def _run(name: str, arguments: list[str]) -> None:
 
 def _preview(command: "Command", arguments: list[str], *, show_config: bool) -> None:
     """Preview a run, or the jobs of a sweep on this machine; nothing is submitted."""
+    import tempfile
 
     def preview(config: "Config") -> None:
         from ssvit.config import composition
