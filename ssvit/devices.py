@@ -59,4 +59,4 @@ class Inference(Options):
     """How the features or predictions of a model are computed."""
 
     precision: Annotated[Literal["auto"] | Precision, FROM_TEXT] = "auto"
-    """Precision of the model: 32 (float32), bf16 (bfloat16), or auto: bf16 on devices that compute in it natively."""
+    """Precision of the model: 32 (float32), bf16 (bfloat16), or auto: bf16 on devices that multiply faster in it."""

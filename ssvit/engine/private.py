@@ -18,8 +18,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 # A build without oneDNN, as on some ARM machines, has no such kernel.
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-# MKL uses half of the vector width of some processors with AVX-512; with AVX2 alone, it is as fast as oneDNN or faster.
-ONEDNN_LEADS_IN_FLOAT32 = HAS_ONEDNN and torch.cpu._is_avx512_supported()
+_CAPABILITIES = getattr(torch.cpu, "get_capabilities", dict)()  # not in torch 2.10
+_IS_INTEL = _CAPABILITIES.get("cpu_name", "").startswith("Intel")
+# MKL uses half of the vector width of AMD's processors with AVX-512; elsewhere, it is as fast as oneDNN or faster.
+ONEDNN_LEADS_IN_FLOAT32 = HAS_ONEDNN and torch.cpu._is_avx512_supported() and not _IS_INTEL
 # oneDNN multiplies bfloat16 matrices on some processors only.
 ONEDNN_HAS_BFLOAT16 = HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
@@ -43,6 +45,15 @@ def multiplies_bfloat16(device: torch.device = torch.device("cpu")) -> bool:  # 
     if device.type != "cpu":
         return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def prefers_bfloat16(device: torch.device) -> bool:
+    """Return whether a device multiplies bfloat16 matrices faster than float32 ones.
+
+    Intel's processors with AVX-512-FP16 do so only by AMX, which some virtual machines do not provide.
+    """
+    slow = device.type == "cpu" and _IS_INTEL and _CAPABILITIES.get("avx512_fp16") and not has_matrix_units()
+    return multiplies_bfloat16(device) and not slow
 
 
 def has_matrix_units() -> bool:

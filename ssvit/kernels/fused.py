@@ -1,6 +1,6 @@
 """Compute linear layers, layer norms and branches of a Transformer faster than torch does on a CPU.
 
-torch multiplies float32 matrices on a CPU by MKL, which uses half of the vector width of some processors with AVX-512;
+torch multiplies float32 matrices on a CPU by MKL, which uses half of the vector width of AMD's processors with AVX-512;
 oneDNN's kernel, which torch.compile's CPU code calls, uses the full width. In bfloat16 with float32 weights, as under
 autocast, `ssvit.kernels.operators` computes complete layers. docs/performance.md has the figures.
 

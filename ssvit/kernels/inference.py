@@ -16,10 +16,10 @@ T = TypeVar("T", bound=nn.Module)
 
 
 def resolved(precision: Literal["auto"] | Precision, device: torch.device) -> Precision:
-    """Return the precision; auto is bf16 on devices with instructions for it."""
+    """Return the precision; auto is bf16 on devices that are faster in it."""
     if precision != "auto":
         return precision
-    return "bf16" if private.multiplies_bfloat16(device) else 32
+    return "bf16" if private.prefers_bfloat16(device) else 32
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:

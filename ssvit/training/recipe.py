@@ -54,7 +54,7 @@ class Recipe(Options):
     ema: Decay = 0.0
     """Decay rate of the moving average of the weights (Polyak), 0.9999 in the paper's best results; 0: no average."""
     precision: Literal["auto", "bf16-mixed", "32-true", "64-true"] = "auto"
-    """auto (bfloat16 where the device computes in it natively), bf16-mixed, 32-true or 64-true."""
+    """auto (bfloat16 on devices that multiply faster in it), bf16-mixed, 32-true or 64-true."""
     backend: Literal["auto", "eager", "compile", "kernels"] = "auto"
     """Implementation of the layers: eager, compile (torch.compile), kernels (faster layers for CPUs, in bfloat16 after
     ssvit build-kernels), or auto: compile on CUDA; on a CPU kernels, or without them compile in long runs."""

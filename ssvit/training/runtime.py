@@ -32,10 +32,10 @@ Precision = Literal["bf16-mixed", "32-true", "64-true"]
 
 
 def precision(recipe: Recipe, device: torch.device) -> Precision:
-    """Return the precision of a run. auto: bf16-mixed if the device multiplies bfloat16 matrices, else 32-true."""
+    """Return the precision of a run. auto: bf16-mixed if the device is faster in bfloat16, else 32-true."""
     if recipe.precision != "auto":
         return recipe.precision
-    return "bf16-mixed" if private.multiplies_bfloat16(device) else "32-true"
+    return "bf16-mixed" if private.prefers_bfloat16(device) else "32-true"
 
 
 def backend(

@@ -42,6 +42,7 @@ def features(model, precision):
     [("cpu", True, "bf16"), ("cpu", False, 32), ("cuda", True, "bf16"), ("mps", 0, 32)],
 )
 def test_auto_is_bfloat16_where_it_is_native(device, native, expected, monkeypatch):
+    monkeypatch.setattr(private, "_IS_INTEL", False)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
@@ -49,6 +50,19 @@ def test_auto_is_bfloat16_where_it_is_native(device, native, expected, monkeypat
     assert inference.resolved("auto", device) == expected
     assert [inference.resolved(precision, device) for precision in (32, "bf16")] == [32, "bf16"]
     assert private.multiplies_bfloat16(device) == (expected == "bf16")
+
+
+@pytest.mark.parametrize(
+    ("intel", "half", "matrix_units", "expected"),
+    [(True, True, False, 32), (True, True, True, "bf16"), (True, False, False, "bf16"), (False, True, False, "bf16")],
+)
+def test_intel_needs_matrix_units_to_be_faster_in_bfloat16(intel, half, matrix_units, expected, monkeypatch):
+    monkeypatch.setattr(private, "_IS_INTEL", intel)
+    monkeypatch.setattr(private, "_CAPABILITIES", {"avx512_fp16": half})
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: matrix_units)
+    assert inference.resolved("auto", CPU) == expected
+    assert private.multiplies_bfloat16()  # the operators can be built on all of them
 
 
 def test_a_prepared_copy_computes_as_the_model_and_leaves_it_alone(model, built):
