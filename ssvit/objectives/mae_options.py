@@ -1,9 +1,10 @@
 """Define the options of a masked autoencoder."""
 
+import math
 from typing import ClassVar
 
 from ssvit.config.declaration import Share
-from ssvit.errors import OptionError
+from ssvit.errors import OptionError, pair
 from ssvit.models.vit_options import Decoder, ViT
 from ssvit.objectives.base_options import Objective, check_omits
 
@@ -48,3 +49,13 @@ class MAE(Masked):
     decoder: Decoder = Decoder(depth=2, width=128, heads=4)
     """Decoder of the masked patches; the default is for small images, and the authors' has depth 8, width 512 and 16
     heads."""
+
+    def check_encoder(self, encoder: ViT) -> None:
+        """Check the encoder as for other masked objectives, and that its patches can be standardised.
+
+        Raises:
+            OptionError: See `Masked.check_encoder`, or a patch has one value.
+        """
+        super().check_encoder(encoder)
+        if self.norm_pixels and encoder.channels * math.prod(pair("patch_size", encoder.patch_size)) == 1:
+            raise OptionError("norm_pixels", True, "must be false: a patch has one value, which has no deviation")

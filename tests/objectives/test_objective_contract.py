@@ -504,6 +504,7 @@ def test_an_invalid_option_is_named(options, name, values_):
     ("name", "case", "options", "encoder"),
     [
         ("masked", mae_options.MAE, {}, {"patch_size": 16}),
+        ("norm_pixels", mae_options.MAE, {}, {"patch_size": 1, "channels": 1}),
         ("masking.corrupted", masked_patch_options.MaskedPatch,
          {"decoder": DECODER, "masking": {**HIDDEN, "corrupted": 1.0}}, {}),
         ("masking.corrupted", masked_patch_options.MaskedPatch, {"decoder": DECODER, "masking": HIDDEN},
