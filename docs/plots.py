@@ -13,15 +13,15 @@ import yaml
 from ssvit.evaluation.statistics import of_seeds
 from ssvit.figures.base import Canvas, png
 from ssvit.figures.plot import Level, Line, Panel, Plot
-from ssvit.figures.style import COLORS, INK, PALE, panels
+from ssvit.figures.style import INK, PALE, of_objective, panels
 
 Rows = dict[str, dict[str, list[float]]]
 """Figures in percent, for each seed, by the name of a line and by probe."""
 _STARTS = {
-    "mae": ("MAE, fine-tuned", "model", "o", "-"),
-    "masked_patch": ("masked patch prediction, fine-tuned", "unchanged", "^", "-"),
-    "masked_patch_decoder": ("the same with a decoder, fine-tuned", "#7a5195", "v", "-"),
-    "frozen": ("MAE, frozen features", "model", "D", (0, (1, 2))),
+    "mae": ("MAE, fine-tuned", of_objective("mae"), "o", "-"),
+    "masked_patch": ("masked patch prediction, fine-tuned", of_objective("masked_patch"), "^", "-"),
+    "masked_patch_decoder": ("the same with a decoder, fine-tuned", of_objective("masked_patch_decoder"), "v", "-"),
+    "frozen": ("MAE, frozen features", of_objective("mae"), "D", (0, (1, 2))),
     "scratch": ("from scratch", "replaced", "s", "-"),
 }
 _PRETRAININGS = {6: "short", 29: "long"}  # by nominal CPU minutes
@@ -33,29 +33,28 @@ _CONTINUED = {
 }
 
 
-def dots(
-    series: dict[str, tuple[str, Rows]], probes: dict[Any, str], xlabel: str, levels: dict[str, tuple[str, Any]]
-) -> Canvas:
-    """Draw a panel for each probe, with a line of dots for each name in the series.
+def dots(series: dict[str, Rows], probes: dict[Any, str], xlabel: str, levels: dict[str, tuple[str, Any]]) -> Canvas:
+    """Draw a panel for each probe, with a line of dots in the colour of the objective for each name in the series.
 
     Args:
-        series: Colour and rows by the label of the legend. A dot is a mean, next to its 95 % interval for three or more
-            seeds, or next to both seeds.
+        series: Rows by the label of the legend; the dots of all series but the last are hollow. A dot is a mean, next
+            to its 95 % interval for three or more seeds, or next to both seeds.
         probes: Titles.
         xlabel: Label of the x axes.
         levels: Dash and rows of vertical lines by the label of the legend.
     """
-    names = list(dict.fromkeys(name for _, rows in series.values() for name in rows))
+    names = list(dict.fromkeys(name for rows in series.values() for name in rows))
     figure, axes = panels(len(probes), 3 * len(probes) + 2.5, 1.2 + 0.24 * len(names))
     for axis, (probe, title) in zip(axes, probes.items(), strict=True):
-        for label, (color, rows) in series.items():
-            drawn = [(names.index(name), values[probe]) for name, values in rows.items() if values.get(probe)]
-            means = [statistics.fmean(values) for _, values in drawn]
-            axis.plot(means, [place for place, _ in drawn], "o", color=COLORS[color], markersize=5, label=label)
-            for place, values in drawn:
-                interval = of_seeds(values) if len(values) > 2 else None
-                ends = [interval.low, interval.high] if interval else values
-                axis.plot(ends, [place] * len(ends), "-" if interval else ".", color=COLORS[color], linewidth=2)
+        for label, rows in series.items():
+            fill = None if label == list(series)[-1] else "white"
+            axis.plot([], "o", color=INK, markersize=5, markerfacecolor=fill, label=label)
+            for place, name in enumerate(names):
+                if values := rows.get(name, {}).get(probe):
+                    color, interval = of_objective(name), of_seeds(values) if len(values) > 2 else None
+                    ends = [interval.low, interval.high] if interval else values
+                    axis.plot(ends, [place] * len(ends), "-" if interval else ".", color=color, linewidth=2)
+                    axis.plot(statistics.fmean(values), place, "o", color=color, markersize=5, markerfacecolor=fill)
         for label, (dash, values) in levels.items():
             if probe in values:
                 axis.axvline(values[probe], color=INK, linewidth=1, linestyle=dash, label=label, zorder=1)
@@ -95,8 +94,8 @@ def objectives() -> Canvas:
     best = {name: values for name, values in (short | long).items() if name not in dashes}
     order = sorted(best, key=lambda name: -statistics.fmean(best[name]["ridge"]))
     series = {
-        "6 CPU minutes": ("replaced", {name: short.get(name, {}) for name in order}),
-        "29 CPU minutes": ("model", {name: long.get(name, {}) for name in order}),
+        "6 CPU minutes": {name: short.get(name, {}) for name in order},
+        "29 CPU minutes": {name: long.get(name, {}) for name in order},
     }
     probes = {
         "ridge": "ridge regression, 20,000 labels", "knn_standardized": "20-NN, standardised features",
@@ -109,11 +108,10 @@ def students() -> Canvas:
     """Draw MAE and distillation."""
     found = rows_of("students")
     teacher = single(found.pop("the teacher itself"))
-    series = {"": ("model", found)}
     probes = {
         "ridge": "ridge regression, 20,000 labels", "few_shot": "ridge, 100 labels per class", "knn": "20-NN",
     }  # fmt: skip
-    return dots(series, probes, "test accuracy (%)", {"teacher": ("--", teacher)})
+    return dots({"": found}, probes, "test accuracy (%)", {"teacher": ("--", teacher)})
 
 
 def continuations() -> Canvas:
@@ -125,7 +123,7 @@ def continuations() -> Canvas:
             found[titles[row["method"]]][row["measured_on"], row["probe"]].append(100 * float(row["difference"]))
     measured = {title: rows for title, rows in found.items() if rows}
     zero = dict.fromkeys(_CONTINUED, 0.0)
-    return dots({"": ("model", measured)}, _CONTINUED, "difference (points)", {"start": ("-", zero)})
+    return dots({"": measured}, _CONTINUED, "difference (points)", {"start": ("-", zero)})
 
 
 def labels() -> Canvas:

@@ -5,7 +5,7 @@ Tested with torch 2.15.
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -18,7 +18,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 # A build without oneDNN, as on some ARM machines, has no such kernel.
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-_CAPABILITIES = getattr(torch.cpu, "get_capabilities", dict)()  # not in torch 2.10
+_CAPABILITIES: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not in torch 2.10
 _IS_INTEL = _CAPABILITIES.get("cpu_name", "").startswith("Intel")
 # MKL uses half of the vector width of AMD's processors with AVX-512; elsewhere, it is as fast as oneDNN or faster.
 ONEDNN_LEADS_IN_FLOAT32 = HAS_ONEDNN and torch.cpu._is_avx512_supported() and not _IS_INTEL

@@ -11,6 +11,13 @@ COLORS = {
     "model": "#1b6ca8", "train": "#9db4c4", "masked": "#1b6ca8", "replaced": "#e07b00", "unchanged": "#3a9d5d",
     "ink": INK,
 }  # fmt: skip
+# Colours of the objectives, the same in all figures; those of their targets are different.
+OBJECTIVES = {
+    "mae": "#1b6ca8", "masked_patch": "#3a9d5d", "masked_patch_decoder": "#7a5195", "color_grid": "#b39ddb",
+    "simmim": "#8c9a2b", "hog": "#c79100", "codebook": "#8c564b", "latent": "#c2185b", "simclr": "#d62728",
+    "contrastive_tuning": "#f08fb0", "dino": "#00796b", "ibot": "#4db6ac", "diet": "#a0622d", "supervised": "#607080",
+    "distill": "#17a2d0",
+}  # fmt: skip
 DPI = 150
 
 
@@ -27,6 +34,12 @@ def panels(count: int, width: float, height: float, *, down: int = 1) -> tuple[C
 
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     return figure, [figure.add_subplot(down, -(-count // down), index) for index in range(1, count + 1)]
+
+
+def of_objective(*names: str) -> str:
+    """Return the colour of an objective by the first of some names that begins with a known one, as mae_jitter does."""
+    found = (max((known for known in OBJECTIVES if name.startswith(known)), key=len, default="") for name in names)
+    return OBJECTIVES.get(next(filter(None, found), ""), COLORS["model"])
 
 
 def width_of(text: str, size: float) -> float:

@@ -193,6 +193,7 @@ def plot_costs(rows: Mapping[str, Row]) -> "Plot":
     Error bars are 95 % intervals of the mean over the seeds, for objectives with at least two seeds. Points of one
     budget are next to each other, up to 10 % beside it.
     """
+    from ssvit.figures import style
     from ssvit.figures.plot import Line, Panel, Plot
 
     panels = []
@@ -206,8 +207,9 @@ def plot_costs(rows: Mapping[str, Row]) -> "Plot":
             if scores:
                 mean, interval = 100 * statistics.fmean(scores), of_seeds(scores)
                 around = [100 * (interval.high - interval.low) / 2] if interval else None
-                marker = MARKERS[index % len(MARKERS)]
-                lines.append(Line([x[name]], [mean], name, f"C{index % 10}", "", marker, around=around))
+                marker, trained = MARKERS[index % len(MARKERS)], of_objective[0]["stages"][-1]["options"]
+                color = style.of_objective(name.rpartition("/")[2], *(one.partition("=")[2] for one in trained))
+                lines.append(Line([x[name]], [mean], name, color, "", marker, around=around))
         if lines:
             xlabel = "CPU minutes of pre-training"
             panels.append(Panel(f"{titles[measure]} (%)", lines, [], xlabel, xticks=budgets, log=True, close=True))
@@ -254,6 +256,7 @@ def plot(runs_of: Mapping[str, list[list[dict[str, float]]]], probe: str) -> "Pl
     Each objective has a panel, in which the others are grey. Panels are ordered by the last accuracy, highest first.
     """
     from ssvit.figures.plot import Line, Panel, Plot
+    from ssvit.figures.style import of_objective
 
     means = {
         name: [100 * statistics.fmean(point[probe] for point in points) for points in zip(*runs, strict=True)]
@@ -264,7 +267,7 @@ def plot(runs_of: Mapping[str, list[list[dict[str, float]]]], probe: str) -> "Pl
     panels = []
     for name in sorted(means, key=lambda name: -means[name][-1]):
         others = [line for other, line in grey.items() if other != name]
-        own, words = Line(minutes[name], means[name]), f"{name}: {means[name][-1]:.1f} %"
+        own, words = Line(minutes[name], means[name], color=of_objective(name)), f"{name}: {means[name][-1]:.1f} %"
         panels.append(Panel(f"{title(probe)} (%)", [*others, own], (), "CPU minutes", words, close=True))
     across = min(len(panels), _ACROSS)
     down = -(-len(panels) // across)

@@ -15,6 +15,7 @@ from scipy.stats import linregress
 
 from ssvit.evaluation.titles import title
 from ssvit.figures.plot import Line, Panel, Plot
+from ssvit.figures.style import of_objective
 from ssvit.studies.methods import MARKERS, Row, markdown, mean_std
 
 FINETUNED, SUPERVISED = "fine-tuned", "trained with labels"
@@ -222,7 +223,8 @@ def _over(grid: Sequence[Mapping[str, Any]], axis: str, name: str, xlabel: str, 
     lines = []
     for index, (key, line) in enumerate(series(grid, axis).items()):
         points = [point for point in line if name in point["scores"]]
-        color, x = f"C{index % 10}", [point[axis] for point in points]
+        color = of_objective(key[0]) if len(key) == 1 else f"C{index % 10}"  # several models have an objective
+        x = [point[axis] for point in points]
         y = [100 * point["scores"][name] for point in points]
         lines.append(Line([value / unit for value in x], y, ", ".join(key), color, "", MARKERS[index % len(MARKERS)]))
         if law := laws(line, axis).get(name):

@@ -12,6 +12,7 @@ from ssvit.cli import compare, table
 from ssvit.data.loader import Loader
 from ssvit.devices import Launch
 from ssvit.errors import Failure, UserError
+from ssvit.figures import style
 from ssvit.studies import methods
 from ssvit.training import benchmark, launch
 from ssvit.training.recipe import Recipe
@@ -236,7 +237,8 @@ def test_a_table_has_rows_of_test_images_and_those_of_held_out_images_only_if_th
         cost = {"steps": 10, "cpu_seconds": 6.0, "seconds": 6.0, "flops": 2.0, "images": 4, "preparation": 0.0}
         curve = [{"step": step, "cpu_seconds": 6.0 * step, "flops": 2, "images": 4, probe: 0.2} for step in (0, 10)]
         probes = {"ridge": {"column": "all labels", "chosen": 0.5, "layer": 1, "last": 0.5}}
-        row = {"objective": name, "seed": 0, "stages": [cost | {"backend": "torch"}], "curve": curve, "probes": probes,
+        stage = cost | {"backend": "torch", "options": ["objective=hog"]}
+        row = {"objective": name, "seed": 0, "stages": [stage], "curve": curve, "probes": probes,
                "protocol": {"options": ["encoder=small", *development]}}  # fmt: skip
         (tmp_path / name).mkdir()
         (tmp_path / name / f"{name}_seed0.json").write_text(json.dumps(row))
@@ -251,6 +253,7 @@ def test_a_table_has_rows_of_test_images_and_those_of_held_out_images_only_if_th
     assert methods.ranking(rows, "images") == ""  # their curves have different probes
     panels = methods.plot_costs(rows).panels
     assert all(panel.xticks == [1.0] for panel in panels)
+    assert {line.color for panel in panels for line in panel.lines} == {style.OBJECTIVES["hog"]}
     assert sorted({x for panel in panels for line in panel.lines for x in line.x}) == pytest.approx([1 / 1.1, 1.1])
 
 
