@@ -117,7 +117,7 @@ def differences(seeds: list[list[float]]) -> str:
     if not means:
         return ""
     mean = signed(statistics.fmean(means))
-    text = f"**{mean}**" if all(low > 0 or high < 0 for _, low, high in seeds) else mean
+    text = f"**{mean}**" if all(low > 0 for _, low, _ in seeds) or all(high < 0 for _, _, high in seeds) else mean
     return f"{text} ({signed(min(means))} to {signed(max(means))})" if len(means) > 1 else text
 
 

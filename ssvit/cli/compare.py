@@ -6,6 +6,7 @@ rows. The number of steps within the budget is measured once for each objective 
 schedules, which depend on it, do not change.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from pydantic import Field
 
 from ssvit.checkpoints.run_folder import rows
 from ssvit.config.command import Command
+from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Name, Seconds, Tree
 from ssvit.data.sources.base_options import SHORT_FORMS
@@ -57,7 +59,13 @@ def run(config: Config) -> Path:
     for name, parts in chosen.items():
         if options.teacher is None and any(_TEACHER in option for stage in parts for option in stage.options):
             raise OptionError("teacher", None, f"must be set for {name}")
+    typed = CommandLine(options.pretrain).typed
+    for name in ("recipe.steps", "recipe.seed"):
+        if name in typed:
+            raise OptionError(name, typed[name], "must be set by budget=… and seed=…")
     comparison = Comparison(config, {"budget": options.budget})
+    for name, parts in chosen.items():
+        comparison.check_rows(name, parts)
     planned = [(name, seed) for seed in range(options.seed, options.seed + options.seeds) for name in chosen]
     missing = sum(not comparison.file(*row).is_file() for row in planned)
     spent = minutes(missing * options.budget)
@@ -83,6 +91,26 @@ class Comparison(Trials):
     def file(self, name: str, seed: int) -> Path:
         """Return the file of a row."""
         return self.table / f"{name}_seed{seed}.json"
+
+    def check_rows(self, name: str, parts: Sequence[Stage]) -> None:
+        """Check that the rows of an objective have its options and its teacher.
+
+        Raises:
+            OptionError: A row has others.
+        """
+        settings = {"stages": [[*stage.options] for stage in parts], **self._teacher(parts)}
+        for file in sorted(self.table.glob(f"{name}_seed*.json")):
+            row = json.loads(file.read_text())
+            stored = {"teacher": row.get("teacher"), "stages": [stage["options"] for stage in row["stages"]]}
+            for key, value in settings.items():
+                if stored[key] not in (value, None):
+                    expected = f"must not contain {name} with other options: {file.name} has {key}={stored[key]}"
+                    raise OptionError("table", str(self.table), expected)
+
+    def _teacher(self, parts: Sequence[Stage]) -> dict[str, str]:
+        """Return the name of the teacher's file or folder, if a stage has one."""
+        uses = any(_TEACHER in option for stage in parts for option in stage.options)
+        return {"teacher": Path(self.options.teacher or "").name} if uses else {}
 
     def stage_cost(self, name: str, index: int, stage: Stage, before: str = "") -> dict[str, Any]:
         """Return the cost of a step of a stage.
@@ -128,7 +156,8 @@ class Comparison(Trials):
             scratch = self.finetuned("scratch", f"scratch_seed{seed}", seed)
             baselines = {name: methods.probes(report, name) for name in (RANDOM, PIXELS)}
             self.write(methods.BASELINES, {"baselines": baselines, **scratch})
-        self.write(run_name, {"objective": name, "seed": seed, "stages": trained, "curve": curve, **results})
+        about = {"objective": name, "seed": seed, **self._teacher(parts)}
+        self.write(run_name, {**about, "stages": trained, "curve": curve, **results})
 
     def _options(self, stage: Stage, before: str) -> list[str]:
         teacher = self.options.teacher or ""

@@ -67,7 +67,7 @@ def run(config: Config) -> Path:
     options: Scaling = config.options
     points = check(config)
     check_images(options, most=max(images or 0 for images in options.images))
-    grid = Grid(config, {})
+    grid = Grid(config, {"vary": options.vary})
     for seed in range(options.seed, options.seed + options.seeds):
         for objective, point in itertools.product(options.objectives, points):
             grid.row(objective, point, seed)

@@ -20,6 +20,7 @@ NOT_ABOVE_CHANCE = "not significantly above chance"
 """Verdict on an accuracy for which `above_chance` is false."""
 LEVEL, POWER = 0.95, 0.8  # confidence level of intervals, and power of the detectable difference
 _POINTS, _RISES = 5, 0.05  # minimum number of points of a curve, and significance level of its test
+_ROUNDING = 1e-9  # of the mean of equal values
 _RESAMPLES, _HELD = 2000, 50  # bootstrap resamples, and the batch in which they are computed
 
 
@@ -118,8 +119,8 @@ def trend(steps: Sequence[int], values: Sequence[float]) -> tuple[int, int] | No
         return 1, steps[-1]
     if stats.kendalltau(range(len(half)), half, alternative="less").pvalue < _RISES:
         return -1, steps[values.index(max(values))]
-    reached = statistics.fmean(half) - statistics.stdev(half)
-    return 0, next(step for step, value in zip(steps, values, strict=True) if value >= reached)
+    mean, deviation = statistics.fmean(half), statistics.stdev(half) + _ROUNDING
+    return 0, next(step for step, value in zip(steps, values, strict=True) if abs(value - mean) <= deviation)
 
 
 def bootstrap(values: "np.ndarray") -> list[Interval]:

@@ -42,6 +42,7 @@ class Candidate(NamedTuple):
         source: Options of the images.
         view: Their transform.
         checkpoint: The weights of the extractor; None for pixels.
+        is_existing: Whether the weights existed before the command.
     """
 
     name: str
@@ -49,6 +50,12 @@ class Candidate(NamedTuple):
     source: DataSet
     view: View
     checkpoint: Checkpoint | None = None
+    is_existing: bool = False
+
+    @property
+    def checksum(self) -> str | None:
+        """Return the checksum of the weights; None for pixels."""
+        return None if self.checkpoint is None else self.checkpoint.checksum
 
 
 @dataclass(frozen=True)
@@ -98,11 +105,13 @@ class Sample:
         function = Frozen(load_encoder(loading), layers, identity=checkpoint.checksum)
         function.prepare(self.device, resolved(self.options.precision, self.device))
         view = self.source.view.for_size(pair("image_size", loading.loaded().image_size))
-        if name is None:
-            (row, *_), digest = origin("start", checkpoint, path), files.digest(checkpoint.path)
+        if is_existing := name is None:
+            (row, *_), digest = origin("start", checkpoint, path), checkpoint.checksum
+            if checkpoint.foreign is not None:
+                digest = files.digest(checkpoint.path)
             name = f"{row['name']} ({view.size[0]} px)"
             print_lines(f"  {name}: licence {row.get('license', 'unknown')}, sha256 {digest}, {path}")
-        return Candidate(name, function, source, view, checkpoint)
+        return Candidate(name, function, source, view, checkpoint, is_existing)
 
     def measure(self, candidate: Candidate, limit: float) -> tuple[dict[str, Any], Figure | None]:
         """Return the measured values of features, and a figure of neighbours if there are no labels.
@@ -116,12 +125,12 @@ class Sample:
         Raises:
             UserError: Existing weights take longer.
         """
-        name, function, source, view, checkpoint = candidate
-        is_foreign, transform = checkpoint is not None and checkpoint.foreign is not None, view.build()
+        name, function, source, view, checkpoint, is_existing = candidate
+        transform = view.build()
         loading: Any = {"batch_size": 64, "device": self.device, "report": lambda opened, unreadable: None}
         parts = self.sources(self.data if source == self.source else source.build())
         cost, _ = timed(function, parts[0], transform, **loading)
-        if (needed := cost * sum(map(len, parts))) > limit and is_foreign:
+        if (needed := cost * sum(map(len, parts))) > limit and is_existing:
             raise UserError(f"takes {minutes(needed)}, more than half of the remaining time; set budget=…")
         sets, (held_out, _) = [], self.data.test_or_validation
         for part, images_of in zip(parts, ("training", held_out), strict=True):
@@ -130,8 +139,8 @@ class Sample:
             show(len(part), len(part))  # unreadable images are not counted before
         display = Display.of_data(source)
         split = Split(tuple(function.identities), sets[0], sets[1], transform, held_out, display=display)
-        row: dict[str, Any] = {"is_foreign": is_foreign, "path": checkpoint and str(checkpoint.path)}
-        row |= {"image_size": list(view.size), "cost": cost, "images": len(split.test)}
+        row: dict[str, Any] = {"is_existing": is_existing, "path": checkpoint and str(checkpoint.path)}
+        row |= {"checksum": candidate.checksum, "image_size": list(view.size), "cost": cost, "images": len(split.test)}
         row["probes"] = _probes(split) if self.labelled else {}
         return row, None if self.labelled else neighbours(split, split.feature_sets[-1])
 

@@ -44,6 +44,7 @@ from ssvit.training.session import Session
 
 OWN = "your pre-training"
 _RUN, _FILE = "pretraining", "report.json"  # folder of the run, and file of the results
+_VERSION = 2  # of this file
 _FEW = 16  # images that are checked for transparency
 _TRAINING = 0.9  # fraction of the remaining time for training; evaluation and the verdict take the rest
 _STEPS = 20  # minimum number of steps of the pre-training
@@ -92,7 +93,7 @@ class FirstLook:
         self.part, test = self.data.test_or_validation
         typed = {name: value for name, value in line.typed.items() if name.partition(".")[0] == "data"}
         limits = options.train_images, options.test_images
-        identity = json.dumps([self.data.train.fingerprint, test.fingerprint, limits, typed], default=str)
+        identity = json.dumps([_VERSION, self.data.train.fingerprint, test.fingerprint, limits, typed], default=str)
         self.report: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
             self.report = json.loads((folder / _FILE).read_text())
@@ -197,7 +198,7 @@ class FirstLook:
             except UserError as error:
                 reason = error.expectation if isinstance(error, OptionError) else error
                 print_lines(f"  {path}: not measured: {reason}")
-        if not self.options.download and not any(row["is_foreign"] for row in self.report["encoders"].values()):
+        if not self.options.download and not any(row["is_existing"] for row in self.report["encoders"].values()):
             print_lines(f"  no weights were measured; to download {DOWNLOAD}: {self._longer('download=true')}")
 
     def _pretraining(self) -> None:
@@ -230,9 +231,11 @@ class FirstLook:
             UserError: Existing weights take more than half of the remaining time.
         """
         name, rows = candidate.name, self.report["encoders"]
-        if name not in rows:
+        if name in rows and rows[name]["checksum"] != candidate.checksum:  # other weights of this name
+            name = f"{name}, {candidate.checkpoint and candidate.checkpoint.path}"
+        if name not in rows or rows[name]["checksum"] != candidate.checksum:
             row, figure = self.sample.measure(candidate, self.remaining / 2)
-            sheet = f"neighbours_{len(rows) + 1}"
+            sheet = f"neighbours_{[*rows, name].index(name) + 1}"
             rows[name] = row if figure is None else row | {"sheet": sheet}
             self._save(**{} if figure is None else {sheet: figure})
         scores = [f"{title} {percent(probe['value'])} %" for title, probe in rows[name]["probes"].items()]
@@ -248,13 +251,14 @@ class FirstLook:
         """Return this command with further options and a larger budget."""
         seconds = _LONGER * self.options.budget
         budget = f"budget={seconds:.0f}s" if seconds < 60 else f"budget={seconds / 60:g}min"
-        return " ".join([self.line.command("try"), *self._typed, *map(shlex.quote, options), budget])
+        kept = self.line.retyped("(name|outputs|train_images|test_images|weights|precision)$")
+        return " ".join([self.line.command("try"), *self._typed, *map(shlex.quote, [*kept, *options]), budget])
 
     def _verdict(self) -> None:
         rows = self.report["encoders"]
         if not rows:
             raise UserError("nothing was measured")
-        weights = [name for name, row in rows.items() if row["is_foreign"]]
+        weights = [name for name, row in rows.items() if row["is_existing"]]
         if self.sample.labelled:
             ranked = sorted(rows.items(), key=lambda row: sorted(-one["value"] for one in row[1]["probes"].values()))
             best = ranked[0][0]
@@ -293,14 +297,14 @@ class FirstLook:
         row = self.report["encoders"][best]
         more = f"at most {minutes((_LONGER - 1) * self.options.budget)} more"
         if not has_weights and self.options.weights:
-            return self._longer(*self.line.retyped("weights$")), more
+            return self._longer(), more
         if not has_weights and not self.options.download:
             return self._longer("download=true"), f"{more}, and 88 MB"
         command, changes, seconds = "pretrain", {}, self.report["training"].get("all_steps")
-        if row["is_foreign"] and self.sample.labelled:
+        if row["is_existing"] and self.sample.labelled:
             command, changes = "finetune", {"checkpoint": row["path"]}
             seconds = self.finetuning(changes)
-        elif row["is_foreign"]:
+        elif row["is_existing"]:
             parts = self.data.train, self.data.validation, self.data.test
             command, seconds = "embed", row["cost"] * sum(len(part) for part in parts if part)
             changes = {"checkpoint": row["path"], "image_size": row["image_size"], "output": "features.npz"}

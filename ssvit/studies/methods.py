@@ -8,9 +8,11 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ssvit.errors import UserError
 from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM, RANDOM_PREFIX
 from ssvit.evaluation.statistics import of_seeds, verdict
 from ssvit.evaluation.titles import title
@@ -27,22 +29,34 @@ AMOUNTS = {"cpu_seconds": "CPU time", "flops": "operations", "images": "images"}
 
 
 def read_rows(folder: Path) -> dict[str, Row]:
-    """Read the rows of a folder by name, in alphabetical order."""
-    return {file.stem: json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
+    """Read the rows of a folder by name, in alphabetical order; raise UserError for other files."""
+    return {file.stem: _read(file) for file in sorted(folder.glob("*.json"))}
+
+
+def _read(file: Path) -> Row:
+    try:
+        row: Row = json.loads(file.read_text())
+        _ = row["protocol"]["options"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file}: is not a row of a study ({error!r})") from None
+    return row
 
 
 def read_tables(folders: Iterable[Path]) -> dict[str, Row]:
     """Read the rows of all tables in folders and their subfolders; the names of objectives begin with the subfolder.
 
-    Rows of held-out images, which choose options (development=…), are skipped if there are rows of test images.
+    With several folders, they begin with the folder. Rows of held-out images, which choose options (development=…), are
+    skipped if there are rows of test images.
     """
     rows: dict[str, Row] = {}
+    folders = list(folders)
     for folder in folders:
         for file in sorted(folder.rglob("*_seed*.json")):
-            row = json.loads(file.read_text())
+            row = _read(file)
             if "stages" in row:
-                name = "/".join([*file.relative_to(folder).parts[:-1], row["objective"]])
-                rows[str(file)] = row | {"objective": name}
+                parts = [folder.name] * (len(folders) > 1), file.relative_to(folder).parts[:-1]
+                name = "/".join([*chain(*parts), row["objective"]])
+                rows[str(file)] = {**row, "objective": name}
     of_test = {file: row for file, row in rows.items() if not _is_held_out(row)}
     return of_test or rows
 
@@ -154,7 +168,8 @@ def conclusion(rows: Mapping[str, Row]) -> list[str]:
             lines.append(f"{best} and {second} differ by {points} ({limits})")
         else:
             limits = f"95 % interval over seeds {100 * interval.low:+.1f} to {100 * interval.high:+.1f}"
-            lines.append(f"{best} is {verdict(interval)} {second}: {difference:+.1f} percentage points ({limits})")
+            compared = verdict(interval, tested=interval.low < interval.high)  # not for equal results of all seeds
+            lines.append(f"{best} is {compared} {second}: {difference:+.1f} percentage points ({limits})")
     return lines
 
 
@@ -200,7 +215,7 @@ def plot_costs(rows: Mapping[str, Row]) -> "Plot":
     by_objective, titles = _rows_by_objective(rows), {**_columns(rows), "finetuned": "fine-tuned"}
     spent = {name: total(of_objective[0]["stages"])["cpu_seconds"] / 60 for name, of_objective in by_objective.items()}
     budgets, x = sorted({*map(_budget, spent.values())}), _apart(spent)
-    for measure in [*titles][:1] + [*titles][-2:]:
+    for measure in dict.fromkeys([*titles][:1] + [*titles][-2:]):
         lines = []
         for index, (name, of_objective) in enumerate(by_objective.items()):
             scores = [row["finetuned"] for row in of_objective if measure in row] or _scores(of_objective, measure)

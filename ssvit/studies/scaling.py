@@ -185,7 +185,7 @@ def savings(grid: Sequence[Mapping[str, Any]], name: str) -> list[str]:
     for key, line in series(grid, "flops").items():
         scores = [point["scores"][name] for point in line if name in point["scores"]]
         law = laws(line, "flops").get(name)
-        if law is not None and law.power > 0:
+        if law is not None and law.power > 2 * law.deviation:  # of three points or more
             families.append((", ".join(key), law, min(scores), max(scores)))
     lines = []
     for one, other in itertools.combinations(families, 2):

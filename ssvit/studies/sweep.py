@@ -94,6 +94,8 @@ class Sweep:
         if name is None:
             return "\n".join([*text, f"best: not chosen by test images: {_NO_METRIC}"] if columns else text)
         lower = name in _LOSSES
+        if lower and "objective" in swept:
+            return "\n".join([*text, "best: not chosen by the losses of different objectives"])
         best = (min if lower else max)(groups, key=lambda group: statistics.fmean(job.metrics[name] for job in group))
         chosen = best[0].options.items()
         options = " ".join(f"{option}={value}" for option, value in chosen if len(best) == 1 or option != _SEED)

@@ -29,6 +29,7 @@ from ssvit.training.options import RunOptions
 from ssvit.values import text_of
 
 _ELSEWHERE = ("data.root", "workers", "loader_timeout", "launch")  # options that do not affect results
+_NAMED_BY_ROOT = ("folder", "huggingface", "shards")  # data sets whose images are those of the folder data.root
 _CHOICES = ("data", "encoder")  # choices of a study, whose defaults are not those of pre-training
 _SUBSET = "subset.images="
 _PAIRS = 3  # measurements of a step and the reference
@@ -161,15 +162,19 @@ class Trials:
         self.pretraining = [*self.options.pretrain, *self.line.written({**choices, **forwarded})]
         self.protocol = {
             "data": config.choices["data"],
+            **({"images": Path(self.options.data.root).name} if config.choices["data"] in _NAMED_BY_ROOT else {}),
             **protocol,
             "options": _of_figures(self.pretraining),
             "evaluate": [*self.options.evaluate],
             "finetune": [*self.options.finetune],
             "threads": self.options.threads,
+            "reference": [*self.options.reference],
+            "reference_seconds": self.options.reference_seconds,
         }
         for name, row in methods.read_rows(self.table).items():
-            for key, value in self.protocol.items():
-                if (before := row["protocol"].get(key)) != value:
+            of_row = _ordered(self.protocol | row["protocol"])  # rows of earlier versions have fewer settings
+            for key, value in _ordered(self.protocol).items():
+                if (before := of_row[key]) != value:
                     expected = f"must not contain results of another protocol: {name}.json has {key}={before}"
                     raise OptionError("table", str(self.table), expected)
         for folder in (self.folder, self.table):
@@ -188,7 +193,7 @@ class Trials:
         stored = json.loads(file.read_text()) if file.is_file() else {}
         if self.options.reference:
             settings["reference"] = [*self.options.reference]
-        if stored.pop("measured_with", None) != settings:
+        if _ordered(stored.pop("measured_with", {"options": []})) != _ordered(settings):
             print(f"measuring the cost of a step: {' '.join(options)}", flush=True)
             stored = self._measured(options)
             file.parent.mkdir(exist_ok=True)
@@ -304,6 +309,11 @@ class Trials:
 def _of_figures(options: Sequence[str]) -> list[str]:
     """Return the options that affect results."""
     return [option for option in options if not option.startswith(_ELSEWHERE)]
+
+
+def _ordered(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with their options in alphabetical order; that of the command line does not matter."""
+    return {**settings, "options": sorted(settings["options"])}
 
 
 def recipe_options(steps: int, seed: int, cost: Mapping[str, Any]) -> list[str]:

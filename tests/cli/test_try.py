@@ -56,7 +56,7 @@ def test_all_stages_of_labelled_images(tried, tmp_path):
     report = result.metrics
     existing = report["encoders"].keys() - {PIXELS, OWN}
     assert len(existing) == 1
-    assert [row["is_foreign"] for row in report["encoders"].values()] == [False, True, False]
+    assert [row["is_existing"] for row in report["encoders"].values()] == [False, True, False]
     assert report["encoders"][PIXELS]["probes"]["ridge"]["value"] == 1
     assert report["training"]["steps"] == 2
     assert "1 of 21 sampled images" in " ".join(report["images"])

@@ -63,6 +63,8 @@ def test_a_curve_that_flattens_has_not_risen_since_the_bend():
     assert (trend(steps, flat)[0], 400 <= trend(steps, flat)[1] <= 500) == (0, True)
     assert trend(steps[:8], rising[:8]) is None
     assert trend(steps, [0.1] * 16) == (0, 0)
+    assert trend(range(11), [0.08, 0.12, 0.16, 0.18, 0.19] + [0.2] * 6) == (0, 5)  # whose mean is rounded upwards
+    assert trend(range(11), [0.35, 0.21, 0.15, 0.12, 0.11, 0.1, 0.11, 0.1, 0.11, 0.1, 0.11])[1] > 3  # after a fall
 
 
 def test_intervals_of_means_are_those_of_their_errors():

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+from images import put, put_grey
 
 from ssvit.cli import compare, table
 from ssvit.data.loader import Loader
@@ -86,9 +87,62 @@ def test_a_teacher_is_passed_to_the_objectives_that_have_one(commands, monkeypat
         row for row in methods.read_rows(tmp_path / "outputs/c/table").values() if row.get("objective") == "distill"
     ]
     assert row["stages"][0]["options"] == ["objective=distill", "teacher={teacher}"]
+    assert row["teacher"] == "here"
     before = len(commands.asked)
-    compare.command.call([*options, "teacher=there", "seeds=2"])  # a step is not measured again
-    assert [command for command, _ in commands.asked[before:]].count("cost") == 0
+    with pytest.raises(UserError, match=r"^table="):  # its rows would be seeds of the same objective
+        compare.command.call([*options, "teacher=there", "seeds=2"])
+    assert len(commands.asked) == before
+    compare.command.call([*options, "teacher=elsewhere/here", "seeds=2"])  # a step is not measured again
+    assert [command for command, _ in commands.asked[before:]] == ["pretrain", "evaluate"] * 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (["data=A"], ["data=B"]),
+        (["reference=[objective=mae]"], []),
+        (["reference=[objective=mae]"], ["reference=[objective=mae]", "reference_seconds=2"]),
+        (["encoder.depth=2", "encoder.heads=2"], ["encoder.depth=2", "encoder.heads=4"]),
+    ],
+)
+def test_a_table_is_not_continued_with_other_settings(first, second, commands, tmp_path):
+    for name in ("A/train/a/0.png", "A/train/b/0.png", "B/train/a/0.png", "B/train/b/0.png"):
+        put_grey(tmp_path / name, 50)
+    options = ["objectives=[mae]", "budget=60", "name=c", "finetune=[]"]
+    compare.command.call([*options, *first])
+    before = len(commands.asked)
+    with pytest.raises(UserError, match=r"^table="):
+        compare.command.call([*options, *second, "seeds=2"])
+    compare.command.call([*options, *reversed(first)])
+    assert len(commands.asked) == before
+
+
+def test_an_objective_whose_file_has_changed_is_not_a_further_seed(commands, tmp_path):
+    file = tmp_path / "own" / "comparison" / "one.yaml"
+    options = ["--config-dir", "own", "objectives=[one]", "budget=60", "name=c", "finetune=[]"]
+    for number, rate in enumerate(("1e-3", "2e-3")):
+        put(file, f"stages:\n- options: [objective=mae, recipe.lr={rate}]\n".encode())
+        if not number:
+            compare.command.call(options)
+    with pytest.raises(UserError, match=r"^table=.*1e-3"):
+        compare.command.call([*options, "seeds=2"])
+
+
+@pytest.mark.parametrize("option", ["recipe.steps=7", "recipe.seed=5"])
+def test_steps_and_seeds_are_those_of_the_budget(option, commands):
+    with pytest.raises(UserError, match=f"^{option}: "):
+        compare.command.call(["objectives=[mae]", "budget=60", "name=c", "finetune=[]", f"pretrain=['{option}']"])
+    assert not commands.asked
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"protocol": 1}'])
+def test_a_file_that_is_not_a_row_is_named(content, commands, tmp_path):
+    file = tmp_path / "table" / "mae_seed0.json"
+    put(file, content.encode())
+    with pytest.raises(UserError, match=f"{file}: "):
+        methods.read_rows(file.parent)
+    with pytest.raises(UserError, match=f"{file}: "):
+        table.command.call([str(file.parent)])
 
 
 def test_what_is_there_is_not_made_again(commands, tmp_path):
@@ -142,6 +196,7 @@ def test_the_first_row_has_the_order_and_a_probe_that_a_row_lacks_is_left_out_th
         ({"a": [0.6], "b": [0.6]}, ["0.0 percentage points", "one seed each"]),
         ({"a": [0.60, 0.61, 0.62], "b": [0.5, 0.51, 0.52]}, ["significantly better", "+7.7 to +12.3"]),
         ({"a": [0.5, 0.7], "b": [0.45, 0.65]}, ["not significantly"]),
+        ({"a": [0.62, 0.62], "b": [0.5, 0.5]}, ["a is better than b"]),  # without an estimate of the error
     ],
 )
 def test_a_comparison_ends_with_the_best_its_baseline_and_the_interval_of_the_difference(scores, conclusion):
@@ -156,8 +211,8 @@ def test_a_comparison_ends_with_the_best_its_baseline_and_the_interval_of_the_di
     assert "30.0 %" in best
     assert difference.startswith("a ")
     assert all(words in difference for words in conclusion)
-    assert ("significantly" in difference) == (len(scores["a"]) > 1)
-    assert "better" not in difference or "significantly better" in difference  # one seed does not show it
+    assert ("significantly" in difference) == (len({*scores["a"]}) > 1)
+    assert "better" not in difference or len(scores["a"]) > 1  # one seed does not show it
 
 
 def test_a_method_of_two_stages_shares_the_budget(commands, tmp_path):
@@ -249,9 +304,13 @@ def test_a_table_has_rows_of_test_images_and_those_of_held_out_images_only_if_th
     write("other", [], "ridge")
     rows = methods.read_tables([tmp_path])
     assert {row["objective"] for row in rows.values()} == {"entry/entry", "other/other"}
+    folders = [tmp_path / "entry", tmp_path / "other"]
+    assert {row["objective"] for row in methods.read_tables(folders).values()} == {"entry/entry", "other/other"}
+    assert {row["objective"] for row in methods.read_tables(folders[:1]).values()} == {"entry"}
     assert "entry" in methods.methods_table(rows)
     assert methods.ranking(rows, "images") == ""  # their curves have different probes
     panels = methods.plot_costs(rows).panels
+    assert len(panels) == 1
     assert all(panel.xticks == [1.0] for panel in panels)
     assert {line.color for panel in panels for line in panel.lines} == {style.OBJECTIVES["hog"]}
     assert sorted({x for panel in panels for line in panel.lines for x in line.x}) == pytest.approx([1 / 1.1, 1.1])
