@@ -91,7 +91,7 @@ def test_most_needed_options_come_first_and_all_on_demand(tool, no_torch):
         for flag in ("--help", "--help-all")
     )
     entries = [{line for line in lines if line.startswith("  ") and line[2] != " "} for lines in (short, everything)]
-    assert {"  recipe.lr=0.002", "  objective=dino", "  data.images=8192"} <= entries[0]
+    assert {"  recipe.lr=0.001", "  objective=dino", "  data.images=8192"} <= entries[0]
     assert "  encoder.norm_epsilon=1e-06" in entries[1] - entries[0]
     assert entries[0] <= entries[1]
     assert len(entries[0]) < len(entries[1])
