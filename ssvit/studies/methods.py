@@ -159,7 +159,7 @@ def conclusion(rows: Mapping[str, Row]) -> list[str]:
     probe, words = next(iter(_columns(rows).items()))
     scores = {name: _scores(rows_of_objective, probe) for name, rows_of_objective in _rows_by_objective(rows).items()}
     (best, values), *others = scores.items()
-    baseline = _scores([{"probes": rows[BASELINES]["baselines"][RANDOM]}], probe)
+    baseline = _scores([{"probes": rows[BASELINES]["baselines"][RANDOM]}] if BASELINES in rows else [], probe)
     lines = [f"{best}: {words} {mean_std(values)} %, baseline (random weights) {mean_std(baseline)} %"]
     for second, second_scores in others[:1]:
         difference = 100 * (statistics.fmean(values) - statistics.fmean(second_scores))

@@ -74,6 +74,20 @@ def test_the_next_command_uses_the_best_encoder(tried, tmp_path, monkeypatch):
     assert f"finetune checkpoint={weights / 'model.safetensors'} data={folder}" in following
 
 
+def test_weights_of_equal_names_and_runs_are_measured_each(tried, tmp_path):
+    folder = pictures(tmp_path / "photos", "red", "green")
+    run = tried(folder, budget=LONG, name="first").folder / first_look._RUN
+    paths = [str(run)]
+    for parent, depth in (("a", 1), ("b", 2)):
+        paths.append(str(exported.written(exported.encoder(image_size=32, depth=depth), tmp_path / parent, "timm")[0]))
+    report = tried(folder, name="second", weights=paths, train_images=15).metrics
+    existing = [row for row in report["encoders"].values() if row["is_existing"]]
+    assert [str(row["path"]).startswith(path) for row, path in zip(existing, paths, strict=True)] == [True] * 3
+    assert len({row["checksum"] for row in existing}) == 3
+    following = tried(folder, name="third", train_images=15).metrics["next"]
+    assert {"name=third", "train_images=15", "download=true"} <= {*following.split()}
+
+
 class Blank(first_look.Pixels):
     """Features without information."""
 
