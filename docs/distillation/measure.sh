@@ -3,6 +3,7 @@
 #     sh docs/distillation/measure.sh CIFAR10 SIGNS TEACHER
 # The folders of images are data.root of data=cifar10 and of data=folder. The first seed of a table measures the cost of
 # a step of each method, which requires a quiet machine.
+# The stored rows have steps of 64 images, a former default: a new table requires pretrain=[recipe.batch_size=64].
 set -e
 cifar10=$1 signs=$2 teacher=$3
 compare() {
