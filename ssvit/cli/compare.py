@@ -6,8 +6,7 @@ rows. The number of steps within the budget is measured once for each objective 
 schedules, which depend on it, do not change.
 """
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,12 @@ from ssvit.engine.progress import minutes
 from ssvit.errors import OptionError, print_lines
 from ssvit.evaluation.baselines import PIXELS, RANDOM
 from ssvit.studies import methods
-from ssvit.studies.trials import Names, Stage, Study, Trials, Typed, check_images, recipe_options, stages
+from ssvit.studies.trials import Names, Stage, Study, Trials, Typed, check_images, check_set_by, recipe_options, stages
 from ssvit.training.budget import steps_within
 
 # Placeholders in a stage's options: the run of the previous stage, and the option teacher.
 _BEFORE, _TEACHER = "{before}", "{teacher}"
+_SET_BY = {"recipe.steps": "budget", "recipe.seed": "seed"}  # options of a run that are set by those of the study
 _BESIDES = "measurements of steps, evaluations and fine-tuning are added"
 
 
@@ -57,15 +57,11 @@ def run(config: Config) -> Path:
     check_images(options)
     chosen = {name: stages(name, config.line) for name in options.objectives}
     for name, parts in chosen.items():
-        if options.teacher is None and any(_TEACHER in option for stage in parts for option in stage.options):
+        if options.teacher is None and _has_teacher(parts):
             raise OptionError("teacher", None, f"must be set for {name}")
-    typed = CommandLine(options.pretrain).typed
-    for name in ("recipe.steps", "recipe.seed"):
-        if name in typed:
-            raise OptionError(name, typed[name], "must be set by budget=… and seed=…")
+    check_set_by(CommandLine(options.pretrain).typed, _SET_BY)
     comparison = Comparison(config, {"budget": options.budget})
-    for name, parts in chosen.items():
-        comparison.check_rows(name, parts)
+    comparison.check_rows(chosen)
     planned = [(name, seed) for seed in range(options.seed, options.seed + options.seeds) for name in chosen]
     missing = sum(not comparison.file(*row).is_file() for row in planned)
     spent = minutes(missing * options.budget)
@@ -92,25 +88,25 @@ class Comparison(Trials):
         """Return the file of a row."""
         return self.table / f"{name}_seed{seed}.json"
 
-    def check_rows(self, name: str, parts: Sequence[Stage]) -> None:
-        """Check that the rows of an objective have its options and its teacher.
+    def check_rows(self, chosen: Mapping[str, Sequence[Stage]]) -> None:
+        """Check that the rows of the objectives have their options and their teacher.
 
         Raises:
             OptionError: A row has others.
         """
-        settings = {"stages": [[*stage.options] for stage in parts], **self._teacher(parts)}
-        for file in sorted(self.table.glob(f"{name}_seed*.json")):
-            row = json.loads(file.read_text())
+        for file, row in methods.read_rows(self.table).items():
+            if (name := row.get("objective", "")) not in chosen:
+                continue
             stored = {"teacher": row.get("teacher"), "stages": [stage["options"] for stage in row["stages"]]}
-            for key, value in settings.items():
+            wanted = {"stages": [[*stage.options] for stage in chosen[name]], **self._teacher(chosen[name])}
+            for key, value in wanted.items():
                 if stored[key] not in (value, None):
-                    expected = f"must not contain {name} with other options: {file.name} has {key}={stored[key]}"
+                    expected = f"must not contain {name} with other options: {file}.json has {key}={stored[key]}"
                     raise OptionError("table", str(self.table), expected)
 
     def _teacher(self, parts: Sequence[Stage]) -> dict[str, str]:
         """Return the name of the teacher's file or folder, if a stage has one."""
-        uses = any(_TEACHER in option for stage in parts for option in stage.options)
-        return {"teacher": Path(self.options.teacher or "").name} if uses else {}
+        return {"teacher": Path(self.options.teacher or "").name} if _has_teacher(parts) else {}
 
     def stage_cost(self, name: str, index: int, stage: Stage, before: str = "") -> dict[str, Any]:
         """Return the cost of a step of a stage.
@@ -168,6 +164,10 @@ class Comparison(Trials):
         if any(option.startswith("checkpoint=") for option in stage.options):  # the checkpoint determines the encoder
             return [*(option for option in self.pretraining if not option.startswith("encoder")), *stage.options]
         return [*self.pretraining, *stage.options]
+
+
+def _has_teacher(parts: Sequence[Stage]) -> bool:
+    return any(_TEACHER in option for stage in parts for option in stage.options)
 
 
 command = Command(

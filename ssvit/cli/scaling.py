@@ -20,7 +20,7 @@ from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.errors import OptionError, typed, within
 from ssvit.models.timm_options import Timm
 from ssvit.studies import methods, scaling
-from ssvit.studies.trials import Names, Study, Trials, Typed, check_images, recipe_options, stages
+from ssvit.studies.trials import Names, Study, Trials, Typed, check_images, check_set_by, recipe_options, stages
 from ssvit.values import text_of
 
 _HEAD = 64  # width of an attention head, as in the paper's models
@@ -85,7 +85,7 @@ def check(config: Config) -> list[dict[str, Any]]:
     for name in options.objectives:
         if len(stages(name, config.line)) > 1:
             raise OptionError("objectives", name, "must be a method of one stage, since a point of the grid is one run")
-    check_grid(CommandLine(options.pretrain).typed)
+    check_set_by(CommandLine(options.pretrain).typed, _SET_BY)
     for name in options.encoders:
         if name not in config.line.names("encoder"):
             try:
@@ -127,12 +127,6 @@ def grid_points(axes: Mapping[str, Sequence[Any]], vary: str) -> list[dict[str, 
         steps = list(zip(*together.values(), strict=True))[1:]
         points += [base | dict(zip(together, step, strict=True)) | {"varied": "all"} for step in steps]
     return points
-
-
-def check_grid(options: Mapping[str, object]) -> None:
-    """Raise OptionError if a typed option sets a value that an axis of the grid sets."""
-    for name in options.keys() & _SET_BY.keys():
-        raise OptionError(name, options[name], f"must be set by {_SET_BY[name]}=…, an axis of the grid")
 
 
 def shape(point: Mapping[str, Any]) -> dict[str, int | None]:
@@ -194,7 +188,7 @@ command = Command(
     "scaling",
     run,
     expansions=SHORT_FORMS,
-    before=lambda line: check_grid(line.typed),
+    before=lambda line: check_set_by(line.typed, _SET_BY),
     options=Scaling,
     common=(
         "objectives", *_GRID, "vary", "encoders", "seeds", "name", "table", "data.root", "pretrain", "evaluate",

@@ -37,8 +37,8 @@ def _read(file: Path) -> Row:
     try:
         row: Row = json.loads(file.read_text())
         _ = row["protocol"]["options"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file}: is not a row of a study ({error!r})") from None
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{file}: is not a row of ssvit compare or ssvit scaling") from None
     return row
 
 

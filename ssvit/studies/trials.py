@@ -129,6 +129,20 @@ def check_images(options: Study, *, most: int = 0) -> None:
             raise OptionError(name, value, f"must be at most {available}, the number of training images")
 
 
+def check_set_by(options: Mapping[str, object], set_by: Mapping[str, str]) -> None:
+    """Check that typed options of pre-training are not those that options of the study set.
+
+    Args:
+        options: Typed options by name.
+        set_by: Options of the study, by the options that they set.
+
+    Raises:
+        OptionError: An option is set by the study.
+    """
+    for name in options.keys() & set_by.keys():
+        raise OptionError(name, options[name], f"must be set by {set_by[name]}=…")
+
+
 class Trials:
     """Execute the runs of a study and write the rows of its table.
 
