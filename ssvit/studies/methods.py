@@ -185,21 +185,25 @@ def ranking(rows: Mapping[str, Row], amount: str) -> str:
     Returns:
         The ranking as text; "" for fewer than two objectives, or if no probe is in all curves.
     """
-    import numpy as np
-
     runs_of = curves(rows)
     if len(runs_of) < 2 or not (titles := probes_in(runs_of)):
         return ""
     least = min(points[-1][amount] for runs in runs_of.values() for points in runs)
     probe, words = next(iter(titles.items()))
 
-    def at_least(points: Sequence[Mapping[str, float]]) -> float:
-        spent, scores = ([point[name] for point in points] for name in (amount, probe))
-        return float(np.interp(least, spent, scores))
-
-    reached = {name: statistics.fmean(map(at_least, runs)) for name, runs in runs_of.items()}
+    reached = {
+        name: statistics.fmean(_at(least, points, amount, probe) for points in runs) for name, runs in runs_of.items()
+    }
     ordered = sorted(reached, key=lambda name: -reached[name])
     return f"{', '.join(f'{name} {100 * reached[name]:.1f}' for name in ordered)} ({words} in training, %)"
+
+
+def _at(spent: float, points: Sequence[Mapping[str, float]], amount: str, probe: str) -> float:
+    """Return the score of a probe after an amount of a cost, interpolated linearly between the points of a curve."""
+    import numpy as np
+
+    amounts, scores = ([point[name] for point in points] for name in (amount, probe))
+    return float(np.interp(spent, amounts, scores))
 
 
 def plot_costs(rows: Mapping[str, Row]) -> "Plot":
@@ -273,11 +277,14 @@ def plot(runs_of: Mapping[str, list[list[dict[str, float]]]], probe: str) -> "Pl
     from ssvit.figures.plot import Line, Panel, Plot
     from ssvit.figures.style import of_objective
 
+    minutes = {name: [point["cpu_seconds"] / 60 for point in runs[0]] for name, runs in runs_of.items()}
     means = {
-        name: [100 * statistics.fmean(point[probe] for point in points) for points in zip(*runs, strict=True)]
+        name: [
+            100 * statistics.fmean(_at(60 * minute, points, "cpu_seconds", probe) for points in runs)
+            for minute in minutes[name]
+        ]
         for name, runs in runs_of.items()
     }
-    minutes = {name: [point["cpu_seconds"] / 60 for point in runs[0]] for name, runs in runs_of.items()}
     grey = {name: Line(minutes[name], mean, "", _GREY, "-", "", 1) for name, mean in means.items()}
     panels = []
     for name in sorted(means, key=lambda name: -means[name][-1]):

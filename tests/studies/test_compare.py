@@ -4,6 +4,7 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -285,6 +286,15 @@ def test_the_order_at_equal_amounts_is_that_of_interpolated_curves():
 
     expected = 100 * at([(0, 0.1), (10, 0.2), (40, 0.8)], 20)
     assert methods.ranking(rows, "images") == f"b 50.0, a {expected:.1f} (knn in training, %)"
+
+
+def test_curves_of_seeds_are_averaged_at_equal_cost():
+    def curve(minutes, accuracies):
+        return [{"cpu_seconds": 60 * x, "knn": y} for x, y in zip(minutes, accuracies, strict=True)]
+
+    seeds = [curve((0, 1, 4), (0.1, 0.3, 0.9)), curve((0, 2), (0.2, 0.6))]
+    (panel,) = methods.plot({"mae": seeds}, "knn").panels
+    np.testing.assert_allclose(panel.lines[-1].y, [15.0, 100 * (0.3 + 0.4) / 2, 100 * (0.9 + 0.6) / 2])
 
 
 def test_a_table_has_rows_of_test_images_and_those_of_held_out_images_only_if_there_are_no_others(tmp_path):
