@@ -34,6 +34,7 @@ def test_peers_with_the_same_weights_compute_the_same_features():
 
 def test_a_table_and_a_file_have_a_row_for_each_contender_and_size(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ssvit.kernels.latency._SECONDS", 0.0)
     monkeypatch.setattr(inference, "contenders", lambda encoder, device: {"a": torch.sum, "b": torch.sum})
     options = ["encoder.heads=2", "rounds=1", "threads=[1]", "batch_sizes=[1,2]", "image_sizes=[16,32]"]
     inference.command.main([*TINY, *options, "output=rates.json"])

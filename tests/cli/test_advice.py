@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from command import TINY
+from composing import untrained
 from images import picture, put
 
 from ssvit import advice
@@ -60,7 +61,7 @@ def test_each_command_leads_to_the_next_one(called):
 
 @pytest.mark.parametrize(("method", "exists"), [("20-NN", True), ("20-NN", False), ("fine-tuned", True)])
 def test_the_best_frozen_features_are_fine_tuned(called, method, exists):
-    called("pretrain", "data=my set", *SMALL, "name=run", "probes=[]")
+    untrained(Path("outputs/run"), "data=my set", *SMALL)
     called("evaluate", "checkpoint=outputs/run", *PROBES)
     (file,) = Path("outputs", FOLDER).iterdir()
     kept = json.loads(file.read_text())
@@ -85,14 +86,14 @@ def test_the_best_frozen_features_are_fine_tuned(called, method, exists):
 
 
 def test_a_run_on_the_parent_folder_is_compared(called):
-    called("pretrain", "data=my set", *SMALL, "name=run", "probes=[]")
+    untrained(Path("outputs/run"), "data=my set", *SMALL)
     for root, runs in (("my set", 1), ("my set/inner", 1), (str(Path("my set/inner").absolute()), 1), ("my", 0)):
         assert len(runs_on("outputs", "folder", root, "")) == runs
     assert runs_on("outputs", "shards", "my set/inner", "") == []
 
 
 def test_stores_shards_and_normalization_lead_to_commands(called):
-    called("pretrain", "data=my set", *SMALL, "name=run", "probes=[]")
+    untrained(Path("outputs/run"), "data=my set", *SMALL)
     _, name, options = called("retrieve", "action=index", "store=my store", "my set")
     assert name == "retrieve"
     find_command(name).call(options)
@@ -105,13 +106,13 @@ def test_stores_shards_and_normalization_lead_to_commands(called):
 
 
 def test_the_command_after_patches_reads_patches(called):
-    called("pretrain", "data=my set", *SMALL, "name=run", "probes=[]")
+    untrained(Path("outputs/run"), "data=my set", *SMALL)
     _, name, options = called("retrieve", "action=index", "store=store", "features.pooling=patches", "my set")
     assert (name, "anomaly=store" in options) == ("embed", True)
 
 
 def test_advice_is_printed_where_it_applies(called):
-    called("pretrain", "data=my set", *SMALL, "name=run", "probes=[]", "data.image_size=8")
+    untrained(Path("outputs/run"), "data=my set", *SMALL, "data.image_size=8")
     tool = find_command("evaluate")
 
     def advised(*options):

@@ -88,6 +88,7 @@ def test_label_maps_are_written_and_can_be_masks_again(outputs_of_runs, scenes, 
     assert segmenter.classes == ["background", "shape"]
     assert json.loads((tmp_path / "maps" / "classes.json").read_text()) == {"background": 0, "shape": 1}
     paths = sorted(Path(pictures).glob("*.png"))
+    shares = {}
     for path, answer in zip(paths, segmenter.predict([str(path) for path in paths]), strict=True):
         written = tmp_path / "maps" / "masks" / path.name
         assert answer.shape == (20, 30)
@@ -96,16 +97,18 @@ def test_label_maps_are_written_and_can_be_masks_again(outputs_of_runs, scenes, 
             colors = np.array(mask.convert("RGB"), int)
             half = (colors + load(str(path)).movedim(0, -1).numpy()) / 2
             assert np.abs(np.array(overlay, int) - half).max() <= 1
-        share = (answer == 1).double().mean().item()
-    assert f"{paths[-1]}:" in (printed := capsys.readouterr().out)
-    assert share == 0 or f"shape {100 * share:.1f} %" in printed
+        shares[path] = (answer == 1).double().mean().item()
+    printed, largest = capsys.readouterr().out, max(shares.values())
+    assert all(f"{path}:" in printed for path in paths)
+    assert largest > 0
+    assert f"shape {100 * largest:.1f} %" in printed
     assert segmenter.predict(torch.zeros(3, 7, 50, dtype=torch.uint8))[0].shape == (7, 50)
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")
     assert str(error_of(call, "predict", f"checkpoint={run}", str(broken)))
 
 
-@pytest.mark.parametrize("head", ["linear", "maps"])
+@pytest.mark.parametrize("head", [pytest.param("linear", marks=pytest.mark.slow), "maps"])
 def test_an_exported_graph_takes_any_multiple_of_the_patch_size(head, outputs_of_runs, call, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     run = outputs_of_runs / ("head" if head == "maps" else "both/pretrained_seed0")

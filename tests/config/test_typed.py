@@ -112,11 +112,6 @@ def test_an_option_that_another_part_determines_may_be_left_out_and_is_checked_o
         options_of(tree=Pretrain(encoder=ViT(width=32, depth=1, heads=2, patch_size=5)))
 
 
-def test_the_options_are_imported_without_torch():
-    code = "import sys, ssvit.options; assert not {'torch', 'hydra', 'numpy'} & sys.modules.keys()"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 @pytest.mark.slow
 def test_a_type_checker_finds_wrong_options(tmp_path):
     (tmp_path / "mine.py").write_text(

@@ -21,6 +21,7 @@ from leftovers import alive
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ssvit.data import sampler
 from ssvit.data.augment.options import CenterCrop, InceptionCrop, MultiCrop, ShiftCrop
@@ -230,8 +231,15 @@ class _Exits:
         raise AssertionError
 
 
+@pytest.fixture
+def polling(monkeypatch):
+    """Make torch look for dead workers every 0.1 seconds instead of every 5."""
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.1,))
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
+
+
 @pytest.mark.parametrize("transform", [_Exits(), TAG])
-def test_a_dead_worker_is_reported_in_one_line(tmp_path, transform):
+def test_a_dead_worker_is_reported_in_one_line(tmp_path, transform, polling):
     """A worker is killed while it reads, or while the main process has not yet received its batches."""
     batches = Loader(source=folder(tmp_path, 10), transform=transform, seed=0, batch_size=5, workers=1).batches(0, 100)
     if transform is TAG:
@@ -250,7 +258,7 @@ class _Stopping:
         return TAG(images, slots, seed)
 
 
-def test_a_stopped_worker_is_reported_after_the_timeout(tmp_path):
+def test_a_stopped_worker_is_reported_after_the_timeout(tmp_path, polling):
     loader = Loader(source=folder(tmp_path, 10), transform=_Stopping(), seed=0, batch_size=5, workers=1, timeout=0.5)
     with pytest.raises(UserError, match=r"^loader_timeout=0\.5: [^\n]*$"):
         list(loader.batches(0, 100))
@@ -465,7 +473,7 @@ def test_batches_for_a_gpu_are_made_on_a_second_stream_for_which_the_step_waits(
     assert loader.waited == 1.0
 
 
-def test_workers_end_even_if_a_killed_one_held_the_lock_of_their_event(monkeypatch):
+def test_workers_end_even_if_a_killed_one_held_the_lock_of_their_event(monkeypatch, polling):
     monkeypatch.setattr("ssvit.engine.private._GRACE", 0.1)
     batches = iter(DataLoader(range(8), num_workers=2, batch_size=2))
     next(batches)

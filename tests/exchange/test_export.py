@@ -242,7 +242,7 @@ def test_the_card_lists_training_and_metrics_without_paths_and_repeated_values(t
     assert card.metrics(tmp_path, 3) == {"test/top1": 0.5}
     folder, _ = written(encoder(), tmp_path, "safetensors")
     text = (folder / "README.md").read_text()
-    for row in ("| test/top1 | 0.5 |", "| target.bits | 3 |", "| width | 48 |", "step 3"):
+    for row in ("| test/top1 | 0.5 |", "| target.bits | 3 |", "| width | 48 |", "step 3", "## Training"):
         assert row in text
     options = card.training_options(STORED / "masked_patch_shapes")
     assert (options["objective"], options["data"], options["recipe.lr"]) == ("masked_patch", "shapes", 0.003)

@@ -306,7 +306,8 @@ def test_the_number_of_threads_changes_no_bit(kernels):
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("version", ["amx", pytest.param("avx512", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["amx", "avx512"])
 def test_the_sources_have_no_warnings(version, tmp_path):
     line = operators.command(version, tmp_path / "kernels.so")
     line = [f"-isystem{part[2:]}" if part.startswith("-I") else part for part in line[:-3]]

@@ -241,7 +241,7 @@ def test_it_is_one_graph_for_each_size(kind):
     assert len(graphs) == 2
 
 
-@pytest.mark.parametrize("kind", ["learned_1d_registers", "dinov3_swiglu"])
+@pytest.mark.parametrize("kind", [pytest.param("learned_1d_registers", marks=pytest.mark.slow), "dinov3_swiglu"])
 @torch.no_grad()
 def test_programs_take_images_of_any_size(kind, tmp_path):
     vit = exported.encoder(**KINDS[kind], depth=1)

@@ -27,8 +27,8 @@ WITHOUT_TORCH = (
     "checkpoints.run_folder", "checkpoints.manifest", "loading.pretrained", "config.command", "config.help",
     "studies.comparison", "training.preset", "studies.sweep", "studies.trials", "retrieval.extraction",
     "evaluation.report.against", "evaluation.statistics", "data.sources.folder", "data.sources.shard_folder",
-    "data.sources.vtab", "studies.table", "exchange.reading", "checkpoints.checkpoint", "loading.finding",
-    "exchange.graph",
+    "data.sources.vtab", "data.sources.splits", "data.sources.table", "studies.table", "exchange.reading",
+    "checkpoints.checkpoint", "loading.finding", "exchange.graph",
 )  # fmt: skip
 MODULES = sorted((ROOT / "ssvit").rglob("*.py"))
 
@@ -150,8 +150,11 @@ for name in sys.argv[1].split():
 @pytest.mark.parametrize(
     ("modules", "heavy"),
     [
-        ((f"ssvit.{module}" for module in WITHOUT_TORCH), "torch numpy"),
-        ((module for module in KNOWN if module.endswith("options")), "torch numpy hydra"),
+        ((f"ssvit.{module}" for module in WITHOUT_TORCH), "torch numpy PIL datasets pyarrow torchvision"),
+        (
+            (module for module in KNOWN if module.endswith("options")),
+            "torch numpy hydra PIL datasets pyarrow torchvision",
+        ),
     ],
     ids=["fast", "options"],
 )

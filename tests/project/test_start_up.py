@@ -30,6 +30,8 @@ def end(*arguments, **options):
     path.write_text(json.dumps([*sys.modules]))
     os._exit(0)
 
+pretrain = find_command("pretrain")
+pretrain.compose(pretrain.line(["data=shapes"]))  # packages that all commands load
 for name, module, place, function, command, options in json.loads(sys.argv[1]):
     path = Path(name + ".json")
     if os.fork() == 0:
@@ -59,14 +61,8 @@ COMMANDS = {
     "muon": (*STEP, "pretrain", ("objective=mae", "recipe.optimizer=muon", *TINY[:7], *TINY[8:])),
     "dino": (*STEP, "pretrain", ("objective=dino", *TINY[:7], *TINY[8:])),
     "simclr": (*STEP, "pretrain", ("objective=simclr", *TINY[:7], *TINY[8:])),
-    "contrastive_tuning": (
-        *STEP,
-        "pretrain",
-        ("objective=contrastive_tuning", "objective.queue=16", f"checkpoint={RUN}", *TINY[:4], *TINY[8:]),
-    ),
     "finetune": (*STEP, "finetune", (f"checkpoint={RUN}", *TINY[8:])),
     "evaluate": (*BATCH, "evaluate", ("output=report", "probe@probes=[knn]", *EVALUATE)),
-    "knn": (*BATCH, "knn", ("k=[5]", *EVALUATE)),
 }
 
 

@@ -148,7 +148,7 @@ def strikes(system, job: str, folder: Path, prepare, *, share: int = 1, until: s
 
 
 @pytest.mark.parametrize(
-    ("begins", "share"), [(False, 157), *(pytest.param(begins, 1, marks=pytest.mark.slow) for begins in (False, True))]
+    ("begins", "share"), [(False, 397), *(pytest.param(begins, 1, marks=pytest.mark.slow) for begins in (False, True))]
 )
 def test_any_call_may_fail_and_nothing_is_lost(system, begun, tmp_path, begins, share):
     """Calls of a new run up to its second checkpoint fail; later calls equal those of a continued run."""

@@ -2,8 +2,6 @@
 
 import io
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -294,15 +292,3 @@ def test_a_set_in_memory_is_a_source():
         for make, content in ((Memory, images), (Files, ["a.png"] * 12)):
             with pytest.raises(UserError, match="label"):
                 make(content, labels, CLASSES)
-
-
-OPTIONS = ("datasets_options", "shapes_options", "vtab", "shard_folder",
-           "splits", "folder", "table")  # fmt: skip
-
-
-def test_options_are_checked_without_heavy_packages():
-    code = f"""import importlib, sys
-for name in {OPTIONS}: importlib.import_module("ssvit.data.sources." + name)
-print([m for m in ("torch", "numpy", "PIL", "datasets", "pyarrow", "torchvision") if m in sys.modules])"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

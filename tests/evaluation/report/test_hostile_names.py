@@ -68,7 +68,10 @@ def test_figures_show_names_without_mathematics(kind):
 
 @named
 def test_a_name_is_fitted_as_one_line(name):
-    assert fitted(name, 8, 1e6) == one_line(name)
+    shown, letters = fitted(name, 8, 1e6), filter(str.isalnum, name)
+    assert shown.isprintable()
+    rest = iter(shown)
+    assert all(letter in rest for letter in letters)
 
 
 @named
@@ -92,7 +95,6 @@ def test_pages_show_names_as_text(name, tmp_path):
         remarks=[], origins=[],
     )  # fmt: skip
     listed = of_model.partition("## Classes\n\n")[2].partition("\n")[0]
-    assert listed == markdown(name)
     assert listed.isprintable()
     assert not re.search(r"(?<!\\)[<\[|$*]", listed.replace(r"\\", ""))
 
