@@ -5,7 +5,7 @@ Letters: b images, c channels, h, w pixels, y, x rows and columns of patches, d 
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property
 from itertools import islice
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 import torch
 from PIL import Image as PILImage
+from PIL import ImageOps
 from torch import Tensor
 
 from ssvit.checkpoints.checkpoint import Checkpoint
@@ -64,8 +65,13 @@ def pictures(images: Pictures, pixels: PixelFormat = RGB) -> Iterator[Tensor]:
     if isinstance(images, str | os.PathLike):
         yield from (decode.load(path, pixels) for path in folder.paths([os.fspath(images)]))
     elif isinstance(images, PILImage.Image):
+        with suppress(Exception):  # damaged metadata
+            images = ImageOps.exif_transpose(images)  # as files are read
         if pixels.is_photo:
-            converted = (decode.rgb if pixels.channels == 3 else decode.grey)(images, pixels.background)
+            try:
+                converted = (decode.rgb if pixels.channels == 3 else decode.grey)(images, pixels.background)
+            except ValueError as error:
+                raise OptionError("images", f"mode {images.mode}", str(error)) from None
             yield torch.from_numpy(converted).permute(2, 0, 1)
         else:
             yield _taken(rasters.bands(images), pixels)

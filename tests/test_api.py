@@ -192,9 +192,19 @@ def test_pictures_of_any_kind_are_one_picture(tmp_path):
     assert torch.equal(found, torch.from_numpy(grey)[None])
 
 
+def test_a_picture_is_turned_upright_as_its_file_is(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # orientation: to be turned clockwise
+    Image.fromarray(pixels).save(tmp_path / "a.png", exif=exif)
+    for kind in (tmp_path / "a.png", Image.open(tmp_path / "a.png")):
+        (found,) = pictures(kind)
+        assert torch.equal(found, torch.from_numpy(np.rot90(pixels, -1).copy()).permute(2, 0, 1))
+
+
 @pytest.mark.parametrize(
     "wrong", [3, None, torch.zeros(4, 4), torch.full((3, 4, 4), 2.0), torch.full((3, 4, 4), torch.nan),
-              torch.zeros(3, 4, 4, dtype=torch.int64)],
+              torch.zeros(3, 4, 4, dtype=torch.int64), Image.new("F", (4, 4))],
 )  # fmt: skip
 def test_what_is_no_picture_is_refused(wrong):
     with pytest.raises(OptionError, match="images"):

@@ -28,4 +28,5 @@ compare signs_6min data=folder data.root="$signs" budget=6min data.image_size=64
 
 ssvit evaluate checkpoint="$teacher" data=cifar10 data.root="$cifar10" data.image_size=98 train_images=20000 \
     test_images=null probes=[ridge,few_shot,knn] probes.few_shot.shots=100 probes.knn.k=20 baselines=false \
-    report=false output=docs/distillation/teacher.json
+    figures=none output=outputs/teacher
+cp outputs/teacher/report.json docs/distillation/teacher.json

@@ -202,9 +202,11 @@ def kept_table(options: DataSet, images: Sequence[Image]) -> list[list[str]]:
     """Return the rows of a table of images for data=csv, its header first.
 
     Raises:
-        UserError: The images are not single files, or only some of the splits have labels.
+        UserError: The images are not single files, only some of the splits have labels, or no training image is left.
     """
     sources = {image.split: image.source for image in images}
+    if "train" not in sources:
+        raise UserError("no training image remains")
     is_labelled, separator = sources["train"].labels is not None, getattr(options, "separator", None) or "|"
     if is_labelled and (missing := missing_labels(**sources)):
         raise UserError(missing)

@@ -11,12 +11,16 @@ from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.cli import pretrain
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Tree
+from ssvit.errors import OptionError
 from ssvit.training.options import Pretrain
 
 
 def run(config: Config) -> None:
     """Print the cost (`ssvit.training.benchmark.measure`) as a line of JSON."""
     options: Pretrain = config.options
+    if (options.launch.processes or 1) > 1:
+        raise OptionError("launch.devices", options.launch.devices, "must be 1: a step is timed in a single process")
+    options = options.changed(launch=options.launch.changed(devices=1))
     Tree(options).check()
 
     from ssvit.training import runtime

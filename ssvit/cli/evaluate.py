@@ -17,6 +17,7 @@ from ssvit.engine import atomic_io
 from ssvit.engine.clock import cpu_time
 from ssvit.engine.progress import progress
 from ssvit.errors import OptionError, aligned, folder_to_write, print_lines, within
+from ssvit.evaluation.baselines import PIXELS, RANDOM
 from ssvit.evaluation.report import against
 from ssvit.evaluation.report.folder import folder_of
 from ssvit.evaluation.report.options import Evaluate
@@ -82,9 +83,10 @@ def run(config: Config) -> Path | None:
     ]
     split = next(iter(splits.values()))  # splits of the first probe
     feature_sets = tuple(dict.fromkeys(name for split in splits.values() for name in split.feature_sets))
-    standings = comparison.compare_encoders(scores, checkpoint.name)
+    own = str(checkpoint.path) if checkpoint.name in (RANDOM, PIXELS) else checkpoint.name  # a name of no baseline
+    standings = comparison.compare_encoders(scores, own)
     summary = comparison.comparison_table(scores, standings)
-    accuracies = comparison.accuracies(scores, checkpoint.name)
+    accuracies = comparison.accuracies(scores, own)
     counts = {len(of_probe.test) for of_probe in splits.values()}  # probes of patches may have fewer images
     images = f"{len(split.test):,} {split.part} images" if len(counts) == 1 else f"{split.part} images"
     table = comparison.accuracy_table(accuracies, images)
@@ -115,9 +117,9 @@ def run(config: Config) -> Path | None:
         print_lines(f"CPU time of this evaluation: {tqdm.format_interval(cpu_time() - began)}")
         print_lines(f"report: {', '.join(map(str, written))}")
         paths = {other.name: str(other.loading.checkpoint().path) for other in others}
-        paths[checkpoint.name] = str(checkpoint.path)
+        paths[own] = str(checkpoint.path)
         kept = [result for result in scores if result.chance is not None and splits[result.probe] is split]
-        of_kept = comparison.accuracies(kept, checkpoint.name)
+        of_kept = comparison.accuracies(kept, own)
         images_of = options.outputs, split.test.source, split.part
         following = commands or [advice.written(config, "visualize", [f"checkpoint={checkpoint.path}"])]
         if not kept:

@@ -188,7 +188,7 @@ def run(config: Config) -> Path:
             session.train(options, folder.path)
             keep(folder.path, options, rows(folder.path))
             if half := _half(session, config):
-                _check_frozen(session, half)
+                _check_frozen(session, half, rows(folder.path))
                 if is_main_process():
                     print_lines(f"CPU time of this run and the comparison: {session.spent}")
         if is_main_process():
@@ -198,30 +198,40 @@ def run(config: Config) -> Path:
 
 
 def _half(session: "Session", config: Config) -> Config | None:
-    """Return the configuration of a run on half of the training images, if frozen features are compared with it."""
+    """Return the configuration of a run without test images, if frozen features are compared with fine-tuning.
+
+    Half of the training images are held out unless there are validation images.
+    """
     options: Finetune = config.options
+    if not (options.check_frozen and options.objective.needs_labels) or options.checkpoint == SCRATCH:
+        return None
+    from ssvit.data.sources.base import is_multi_label
+
     train, is_study = session.data(options).train, options.development is not None
-    few = options.check_frozen and not is_study and len(train) < _FEW * len(train.classes)
-    if not (few and options.objective.needs_labels) or options.checkpoint == SCRATCH:
+    if is_study or len(train) >= _FEW * len(train.classes) or train.labels is None or is_multi_label(train.labels):
         return None
     half = config.changed({"development": 0.5})
     half = half.changed(finetuning.chosen_schedule(half.options, half.line.values)[0])
     return None if half.options.recipe.batch_size > len(session.data(half.options).train) else half
 
 
-def _check_frozen(session: "Session", config: Config) -> None:
-    """Print whether ridge regression on frozen features is better than fine-tuning, measured on training images.
+def _check_frozen(session: "Session", config: Config, finetuned: comparison.Rows) -> None:
+    """Print whether ridge regression on frozen features is better than fine-tuning, measured without test images.
 
     Args:
         session: The session.
-        config: The configuration with a part of the training images held out.
+        config: The configuration without test images, with half of the training images if others are held out.
+        finetuned: Rows of the run on all training images, which is the result if there are validation images.
     """
     options: Finetune = config.options
+    whole, data = session.data(options.changed(development=None)), session.data(options)
+    images = "held-out training" if data.validation is not whole.validation else "validation"
     if (frozen := session.frozen(options)) is None:
         if is_main_process():
             print_lines("few labels: not compared with frozen features, which requires two labels of each class")
         return
-    finetuned = session.run("half", options, Configuration.of_run(config))
+    if images != "validation":
+        finetuned = session.run("half", options, Configuration.of_run(config))
     (*_, tuned) = comparison.scored(finetuned, comparison.VALIDATION_OR_TEST)
     if tuned.images is None or not is_main_process():
         return
@@ -229,7 +239,7 @@ def _check_frozen(session: "Session", config: Config) -> None:
     words = verdict(Interval.around(frozen[0] - tuned.accuracy, error))
     advice = "; ssvit evaluate measures it on the test images" if frozen[0] > tuned.accuracy else ""
     print_lines(
-        f"few labels: on {tuned.images} held-out training images, ridge regression on frozen features "
+        f"few labels: on {tuned.images} {images} images, ridge regression on frozen features "
         f"({100 * frozen[0]:.1f} %) is {words} fine-tuning ({100 * tuned.accuracy:.1f} %){advice}"
     )
 

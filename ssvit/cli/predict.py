@@ -216,7 +216,8 @@ def _measure(classifier: "Classifier", options: Predict, images: Sequence[tuple[
     if options.class_names is not None:
         with suppress(OSError, ValueError):
             names = json.loads(Path(options.class_names).read_bytes())
-        if not names or not isinstance(names, dict) or not names.keys() <= {*classifier.classes}:
+        is_names = isinstance(names, dict) and all(isinstance(name, str) for name in names.values())
+        if not names or not is_names or not names.keys() <= {*classifier.classes}:
             expected = "must be a JSON file {class of the classifier: subfolder}"
             raise OptionError("class_names", options.class_names, expected)
     result, unreadable = measure(classifier, images, names)

@@ -32,6 +32,9 @@ class Table(Options):
         for folder in self.runs:
             if not Path(folder, "config.yaml").is_file() and not methods.read_tables([Path(folder)]):
                 raise OptionError("runs", folder, "must be the folder of a run, or contain rows of ssvit compare")
+        configured = {Path(folder, "config.yaml").is_file() for folder in self.runs}
+        if len(configured) > 1:
+            raise OptionError("runs", list(self.runs), "must be either runs or folders with rows of ssvit compare")
         if self.output is not None:
             file_to_write("output", self.output)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from ssvit.data.augment.crop import resize
 from ssvit.data.sources.base import IGNORED
 from ssvit.data.windows import Box, boxes
+from ssvit.errors import OptionError
 from ssvit.objectives.segment import Segment
 
 _SCORES = 1 << 22  # maximum number of interpolated scores in memory
@@ -53,6 +54,8 @@ class LabelMaps:
         overlap, factor = _overlap(self.model.options.overlap, min(grid)), self.model.head.factor
         for number, image in enumerate(images):
             size = image.shape[1], image.shape[2]
+            if min(size) == 0:
+                raise OptionError("images", size, "must have pixels")
             if self.model.options.resize:
                 height, width = self.transform.fitted(*size)
                 size = -(-height // patch[0]) * patch[0], -(-width // patch[1]) * patch[1]

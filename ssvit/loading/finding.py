@@ -157,7 +157,7 @@ class _Finished(NamedTuple):
 def _finished(outputs: Path, stage: str) -> Iterator[_Finished]:
     """Yield the finished runs of a stage.
 
-    Damaged runs, control runs of a comparison and runs that select a learning rate are left out.
+    Damaged runs, control runs of a comparison, and runs of another run that choose on held-out images are left out.
     """
     for file in outputs.rglob("config.yaml"):
         try:
@@ -171,7 +171,8 @@ def _finished(outputs: Path, stage: str) -> Iterator[_Finished]:
             continue
         from_scratch = stage == FINETUNE and start == SCRATCH
         is_control = from_scratch and config.get("compare")
-        is_trial = config.get("sweep") and config.get("development") is not None
+        is_part = config.get("sweep") or (file.parent.parent / "config.yaml").is_file()
+        is_trial = is_part and config.get("development") is not None
         if metadata.get("stage") == stage and is_finished and not is_control and not is_trial:
             yield _Finished(not from_scratch, written, path, start, images)
 

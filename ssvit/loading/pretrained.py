@@ -13,11 +13,12 @@ from typing import Any
 
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import PRETRAIN, SCRATCH, Checkpoint
-from ssvit.checkpoints.configuration import Configuration, ConfigurationError, flatten
+from ssvit.checkpoints.configuration import Configuration, ConfigurationError
 from ssvit.choices import PRETRAINED, options_of, part_of
 from ssvit.config import composition
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
+from ssvit.config.dotted import at
 from ssvit.config.filling import is_taken
 from ssvit.data.sources import folder
 from ssvit.data.sources.base_options import DataSet, Sample
@@ -379,11 +380,20 @@ def _data(file: Path, line: CommandLine) -> tuple[dict[str, Any], dict[str, str 
         values = {name: value for name, value in values.items() if name != "augment"}
         node = _composed(choices, file, line)
     try:
-        for name, value in flatten(values):
-            composition.set_option(node, name, value)
+        _set_options(node, values)
     except UserError as error:
         raise ConfigurationError(f"{file}: data.{error}") from None
     return node, choices
+
+
+def _set_options(node: dict[str, Any], values: Mapping[str, Any], group: str = "") -> None:
+    """Set options by nested names; a mapping is a value where there is no group, as in data.mask_classes."""
+    for key, value in values.items():
+        name = f"{group}.{key}" if group else key
+        if isinstance(value, Mapping) and isinstance(at(node, name), Mapping):
+            _set_options(node, value, name)
+        else:
+            composition.set_option(node, name, value)
 
 
 def _composed(choices: Mapping[str, str | None], file: Path, line: CommandLine) -> dict[str, Any]:

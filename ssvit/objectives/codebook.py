@@ -31,6 +31,7 @@ _MAX_WINDOWS = 20_000  # number of windows for the computation of the whitening
 _CHUNK = 1 << 14  # patches that are compared with all clusters in one product
 _SEED = key(0, "codebook") & 0x7FFFFFFF
 _MIN_DEVIATION = 1e-3  # minimum standard deviation of a component relative to the first, which limits the whitening
+_EQUAL = 1e-6  # standard deviation below which windows of pixels in [0, 1] are equal
 
 
 class Windows(nn.Module):
@@ -70,7 +71,8 @@ class Windows(nn.Module):
             torch.manual_seed(_SEED)  # four power iterations make the result almost independent of this seed
             _, singular_values, axes = torch.pca_lowrank(x, min(*x.shape, self.width + 32), niter=4)
         deviation = singular_values[: self.width] / math.sqrt(len(x) - 1)
-        projection = (axes[:, : self.width] / deviation.clamp(min=_MIN_DEVIATION * deviation[0].item())).T
+        least = max(_MIN_DEVIATION * deviation[0].item(), _EQUAL)
+        projection = (axes[:, : self.width] / deviation.clamp(min=least)).T
         # If there are fewer windows than components, the remaining components stay zero.
         self.offset[: len(projection)] = -(projection @ x.mean(0))
         self.projection[: len(projection)] = projection.unflatten(1, self.projection.shape[1:])

@@ -99,6 +99,8 @@ class Retrieve(Pictures):
 class Embed(Pictures):
     """Write the features of pictures to one file."""
 
+    data: Part[DataSet | None] = None
+    """A data set whose images are added to the pictures: its name, or the path of a folder."""
     output: Name
     """The file: .npz of numpy, or .parquet with one row for each picture, or for each patch with
     features.pooling=patches."""

@@ -148,7 +148,7 @@ class Sample:
 def _probes(split: Split) -> dict[str, Any]:
     """Return the results of the probes by name."""
     results, k = {}, min(_NEIGHBOURS, len(split.train) - 1)
-    for name, options in {"ridge": Ridge(), f"{k}-NN": Knn(k=(k,))}.items():
+    for name, options in {"ridge": Ridge(), **({f"{k}-NN": Knn(k=(k,))} if k else {})}.items():
         probe = options.build()
         check_labels(probe, split.train.known_labels, split.test.known_labels, split.classes)
         result = score(name, probe, split, lambda done, total: None)

@@ -29,6 +29,7 @@ from ssvit.training.options import RunOptions
 from ssvit.values import text_of
 
 _ELSEWHERE = ("data.root", "workers", "loader_timeout", "launch")  # options that do not affect results
+_OF_PROCESSES = ("launch.devices", "launch.num_nodes")  # a step is timed in a single process
 _NAMED_BY_ROOT = ("folder", "huggingface", "shards")  # data sets whose images are those of the folder data.root
 _CHOICES = ("data", "encoder")  # choices of a study, whose defaults are not those of pre-training
 _SUBSET = "subset.images="
@@ -218,7 +219,8 @@ class Trials:
         """Measure the cost of a pre-training step, alternately with the reference step if there is one."""
 
         def measure(options: Sequence[str]) -> dict[str, Any]:
-            cost: dict[str, Any] = json.loads(self.call("cost", options, capture=True).splitlines()[-1])
+            single = [option for option in options if not option.startswith(_OF_PROCESSES)]
+            cost: dict[str, Any] = json.loads(self.call("cost", single, capture=True).splitlines()[-1])
             return cost
 
         if not self.options.reference:

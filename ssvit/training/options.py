@@ -163,7 +163,8 @@ class Finetune(Training):
     options (recipe=…, experiment=…) has one."""
     check_frozen: bool = True
     """With fewer than 20 labelled images for each class on average: compare with ridge regression on frozen features.
-    Both are trained on one half of the training images and measured on the other half."""
+    Both are measured on the validation images if there are test images too. Otherwise, both are trained on one half of
+    the training images and measured on the other half."""
     sweep: Literal["table4"] | None = None
     """table4: choose the learning rate on validation images, then train on all training images and measure on the test
     images."""

@@ -56,7 +56,7 @@ def choose(
         "objective": OBJECTIVE,
         "encoder": "small",
         "data.image_size": size,
-        "encoder.patch_size": max(1, size // 8),
+        "encoder.patch_size": next(side for side in range(max(1, size // 8), 0, -1) if size % side == 0),
         **{f"recipe.{name}": value for name, value in schedule(steps).items()},
         "recipe.batch_size": batch_size,
         "recipe.optimizer": "muon",

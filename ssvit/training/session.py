@@ -248,6 +248,8 @@ class Session:
         if options.objective.needs_labels:
             if missing := missing_labels(data.train, validation=data.validation, test=data.test):
                 raise UserError(missing)
+            if len(data.classes) < 2:
+                raise UserError(f"fine-tuning requires two or more classes; the only one is {data.classes[0]}")
             objects = {"classes": list(data.classes), "labels": data.train.labels}
         if options.objective.needs_masks:
             if not data.train.mask_classes:

@@ -50,6 +50,7 @@ def newest(folder: Path, stage: str) -> str:
         (FINETUNE, {"scratch": SCRATCH}, "scratch"),
         (FINETUNE, {"tuned": TUNED, "scratch": SCRATCH}, "tuned"),
         (FINETUNE, {"t/chosen": {**RATE, "development": None}, "t/lr": {**RATE, "development": 0.1}}, "chosen"),
+        (FINETUNE, {"tuned": TUNED, "tuned/half": {**TUNED, "development": 0.5}}, "tuned"),
         (FINETUNE, {"compare/scratch_seed0": ARMS["compare/scratch_seed0"], "first": {}}, None),
     ],
 )

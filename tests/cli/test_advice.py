@@ -86,7 +86,7 @@ def test_the_best_frozen_features_are_fine_tuned(called, method, exists):
 
 
 def test_a_run_on_the_parent_folder_is_compared(called):
-    untrained(Path("outputs/run"), "data=my set", *SMALL)
+    called("pretrain", "data=my set", *SMALL, "name=run", "probes=[]")
     for root, runs in (("my set", 1), ("my set/inner", 1), (str(Path("my set/inner").absolute()), 1), ("my", 0)):
         assert len(runs_on("outputs", "folder", root, "")) == runs
     assert runs_on("outputs", "shards", "my set/inner", "") == []

@@ -217,6 +217,16 @@ def test_the_commands_of_a_report_are_complete(tmp_path, tool):
         assert Path(tmp_path, root).name in names[0]
 
 
+def test_a_run_may_have_the_name_of_a_baseline(tmp_path):
+    run = untrained(tmp_path / "pixels", *TINY)
+    folder = evaluate.command.call([f"checkpoint={run}", f"outputs={tmp_path}", "probes=[ridge]", "figures=none"])
+    (result,) = json.loads((folder / "report.json").read_text())["measured"]
+    (file,) = (tmp_path / "measured").iterdir()
+    found = {row["encoder"]: row["accuracy"] for row in json.loads(file.read_text())["results"]}
+    baselines = {name: result["values"][result["chosen"][name]][-1] for name in ("random weights", "pixels")}
+    assert found == {str(run): result["values"][result["best"]][-1], **baselines}
+
+
 def test_each_data_set_has_a_report_of_its_own(tmp_path):
     for place in ("raw/set", "corrected/set"):
         for number in range(8):

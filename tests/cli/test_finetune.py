@@ -14,6 +14,7 @@ import torch
 import yaml
 from command import TINY, one_line
 from composing import composed
+from images import picture, put
 from PIL import Image
 from ranks import start
 from runs import final, kill_after, rows, states
@@ -62,8 +63,8 @@ def test_without_arguments_it_takes_the_newest_run_and_its_images(finetuned):
     lines = printed.splitlines()
     assert lines[0].startswith(f"checkpoint=newest: outputs/{RUN}/step_00000006")
     assert sum(line.startswith("step ") for line in lines) == 6
-    for picture in ("confusion.png", "mistakes.png", "learning.png", "reliability.png"):
-        with Image.open(run / picture) as image:
+    for figure in ("confusion.png", "mistakes.png", "learning.png", "reliability.png"):
+        with Image.open(run / figure) as image:
             assert min(image.size) > 300
     with open(run / "classes.csv", newline="") as file:
         table = list(csv.DictReader(file))
@@ -160,6 +161,18 @@ def test_with_few_labels_it_is_compared_with_frozen_features_without_test_images
     assert not (outputs / "many" / "half").exists()
     tool("finetune", *SHORT, *ONE_STEP, "check_frozen=true", "name=one", "subset.images=8")
     assert not (outputs / "one" / "half").exists()  # a class without an image in one half has no ridge regression
+
+
+def test_with_few_labels_and_validation_images_there_is_no_second_run(outputs, tool, tmp_path):
+    for number in range(48):
+        part = ("train", "val", "test")[number % 3]
+        put(tmp_path / "images" / part / "ab"[number // 3 % 2] / f"{number}.png", picture(number, size=(32, 32)))
+    done = tool("finetune", *SHORT, f"data={tmp_path}/images", "data.image_size=16", "check_frozen=true", "name=three")
+    assert not (outputs / "three" / "half").exists()
+    line = next(line for line in done.stdout.splitlines() if line.startswith("few labels"))
+    tuned = 100 * rows(outputs / "three", "validation/accuracy")[6]
+    assert float(re.findall(r"\(([\d.]+) %\)", line)[1]) == pytest.approx(tuned, abs=0.05)
+    assert "16 validation images" in line
 
 
 def test_random_weights_are_trained_for_the_time_of_both_stages(outputs, tool):

@@ -102,6 +102,15 @@ def test_injected_defects_are_found_and_left_out(check, tmp_path):
     assert kept == {path: image for path, image in everything.items() if path not in reasons}
 
 
+def test_if_all_training_images_are_test_images_there_is_no_table(check, tmp_path):
+    for number in range(8):
+        saved(scene(number), tmp_path / "photos" / "train" / "ab"[number % 2] / f"{number}.png")
+    shutil.copytree(tmp_path / "photos" / "train", tmp_path / "photos" / "test")
+    result, found, _ = check(tmp_path / "photos")
+    assert len(found) == 8
+    assert not (result.folder / "kept.csv").exists()
+
+
 def test_the_held_out_images_of_a_folder_without_splits_are_kept(check, tmp_path):
     root = tmp_path / "photos"
     for number in range(30):

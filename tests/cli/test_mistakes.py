@@ -68,6 +68,8 @@ MISTAKES = (
     "pretrain 'data=~/no such' -> data={home}/no such",
     "pretrain data=shapes data.seed=-1",
     "pretrain objective=supervised distillation=deit teacher=/no/where",
+    f"evaluate checkpoint={RUN} probes=[ridge,knn] report=false",
+    "cost data=shapes launch.devices=2 launch.accelerator=cpu -> launch.devices=2: ",
     "pretrian -> pretrian: did you mean pretrain?",
     "pretrain empty -> empty: must be written option=value, such as data=empty",
     "pretrain no/such -> no/such: must be written option=value, such as data=no/such",

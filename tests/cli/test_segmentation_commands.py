@@ -103,9 +103,19 @@ def test_label_maps_are_written_and_can_be_masks_again(outputs_of_runs, scenes, 
     assert largest > 0
     assert f"shape {100 * largest:.1f} %" in printed
     assert segmenter.predict(torch.zeros(3, 7, 50, dtype=torch.uint8))[0].shape == (7, 50)
+    error_of(segmenter.predict, torch.zeros(3, 0, 50, dtype=torch.uint8))
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")
     assert str(error_of(call, "predict", f"checkpoint={run}", str(broken)))
+
+
+def test_values_of_classes_are_taken_from_a_run(scenes, pretrained, call, tmp_path):
+    shutil.copytree(pretrained, tmp_path / "outputs", dirs_exist_ok=True)
+    options = [option for option in data(scenes) if not option.startswith("data.mask_classes")]
+    named = "data.mask_classes={back.ground: 0, a shape: 1}"
+    call("finetune", f"checkpoint={tmp_path}/outputs/{RUN}", *SHORT, *options, named, "name=named")
+    call("finetune", f"checkpoint={tmp_path}/outputs/named", *SHORT, "name=again")
+    assert ssvit.load_segmenter(tmp_path / "outputs" / "again").classes == ["back.ground", "a shape"]
 
 
 @pytest.mark.parametrize("head", [pytest.param("linear", marks=pytest.mark.slow), "maps"])

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from command import TINY
-from composing import composed
-from images import put_grey
+from composing import composed, untrained
+from images import picture, put, put_grey
 
 from ssvit.cli import finetune
 from ssvit.data.sources.base import missing_labels
@@ -50,6 +50,18 @@ def test_a_batch_of_more_images_than_the_set_is_named_as_typed(tmp_path, call):
     """One of the 8 images is held out."""
     with pytest.raises(UserError, match=r"^recipe\.batch_size=8: "):
         call("pretrain", *TINY[3:], "data=folder", photos(tmp_path / "photos", 8), "recipe.batch_size=8")
+
+
+def test_what_a_set_is_too_small_for_is_one_line_before_the_first_step(tmp_path, call):
+    two = photos(tmp_path / "photos", 2)
+    options = [option for option in TINY[3:] if not option.startswith(("target", "recipe.batch_size"))]
+    with pytest.raises(UserError, match=r"^1 held-out"):
+        call("pretrain", *options, "data=folder", two, "objective=simclr", "recipe.batch_size=1")
+    for number in range(16):
+        put(tmp_path / "cats" / "cat" / f"{number}.png", picture(number))
+    run = untrained(tmp_path / "run", *TINY)
+    with pytest.raises(UserError, match=r"cat$"):
+        call("finetune", f"checkpoint={run}", f"data={tmp_path}/cats", "data.image_size=16", "compare=null")
 
 
 def test_a_message_on_missing_labels_names_the_split():

@@ -169,6 +169,14 @@ def test_a_stage_that_fails_does_not_stop_the_others(tried, tmp_path, capsys):
     assert PIXELS in report["verdict"]
 
 
+def test_one_training_image_has_no_neighbours(tried, tmp_path, capsys):
+    for part in ("train", "test"):
+        pictures(tmp_path / "photos" / part, "red", "green", count=1)
+    (tmp_path / "photos" / "train" / "red" / "0.png").write_bytes(b"no image")
+    tried(tmp_path / "photos")
+    assert "class 1 (red)" in capsys.readouterr().out
+
+
 def test_weights_in_the_caches_are_found(tmp_path, monkeypatch):
     weights, _ = exported.written(exported.encoder(image_size=32), tmp_path, "timm")
     for variable, name in (("HF_HUB_CACHE", "hub"), ("TORCH_HOME", "torch")):

@@ -87,8 +87,9 @@ def test_windows_are_whitened_by_their_principal_components():
 
 
 def test_components_without_variance_are_not_stretched():
-    target = fitted(torch.full((24, 3, *SIZE), 50, dtype=torch.uint8))
-    assert all(buffer.isfinite().all() for buffer in target.buffers())
+    for value in (0, 50):
+        target = fitted(torch.full((24, 3, *SIZE), value, dtype=torch.uint8))
+        assert all(buffer.isfinite().all() for buffer in target.buffers())
     grey = images_of()[:, :1].expand(-1, 3, -1, -1)
     assert all(buffer.isfinite().all() for buffer in fitted(grey, components=144 * 3).buffers())
 

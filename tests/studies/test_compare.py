@@ -71,6 +71,14 @@ def test_a_step_costs_a_multiple_of_the_reference_step(commands, tmp_path):
     assert stored["multiple"] == COST["masked_patch"] / COST["mae"]
 
 
+def test_a_step_is_timed_in_one_process(commands):
+    compare.command.call(["objectives=[mae]", "budget=1min", "launch.devices=2", "launch.accelerator=cpu"])
+    given = dict(commands.asked)
+    assert "launch.devices" not in given["cost"]
+    assert given["pretrain"]["launch.devices"] == "2"
+    assert given["cost"]["launch.accelerator"] == "cpu"
+
+
 def test_options_are_chosen_without_test_images(commands):
     compare.command.call(["objectives=[mae]", "budget=1min", "name=c", "development=0.2"])
     measured = [given for command, given in commands.asked if command != "cost"]
@@ -380,3 +388,6 @@ def test_rows_of_several_tables_are_one_table(commands, tmp_path, capsys):
     assert (tmp_path / "rows" / "costs.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(Failure, match="runs=nowhere"):
         table.command.call(["nowhere"])
+    put(tmp_path / "run" / "config.yaml", b"schema: 1")
+    with pytest.raises(Failure, match=r"^runs=\[rows,run\]: "):
+        table.command.call(["rows", "run"])

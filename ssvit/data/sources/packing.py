@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ssvit.data.sources import datasets_options
+from ssvit.data.sources import datasets_options, decode
 from ssvit.data.sources.base import Data, Label, Source, Unreadable, is_multi_label, read_ahead
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.folder import SHARD
@@ -175,13 +175,15 @@ class _Packer:
             stored = isinstance(source, Files | Shards)
             name = source.inner_name(index) if stored else f"{index:08d}.png"  # type: ignore[attr-defined]
             data = source.file(index).tobytes() if stored else None  # type: ignore[attr-defined]
+            if data is not None and not Path(name).suffix and (opened := decode.header(io.BytesIO(data))):
+                name = f"{name}.{str(opened.format).lower()}"
             if size is None and data is not None:
                 return name, data
             image = source.read(index)
             if size is None or min(image.shape[1:]) <= size:
                 return name, _encoded(image, "PNG") if data is None else data
             resized = _encoded(_resized(image, size), "JPEG", quality=self.options.quality)
-            return f"{name.rpartition('.')[0]}.jpg", resized
+            return f"{os.path.splitext(name)[0]}.jpg", resized
         except Unreadable:
             return None
 

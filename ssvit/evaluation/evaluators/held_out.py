@@ -24,7 +24,14 @@ LEAST_DEVIATION = 0.1  # collapse threshold of features, at which the mean cosin
 
 
 class HeldOut(PlottingEvaluator):
-    """Evaluate on some held-out images of a source, at least `fewest`."""
+    """Evaluate on some held-out images of a source.
+
+    Attributes:
+        fewest: Minimum number of images.
+
+    Raises:
+        UserError: If there are fewer images.
+    """
 
     fewest = 1
 
@@ -32,7 +39,12 @@ class HeldOut(PlottingEvaluator):
         self, options: HeldOutOptions, *, source: Source, transform: EvalTransform, display: Display = PLAIN
     ) -> None:
         self.source, self.transform, self.display, self.options = source, transform, display, options
-        self.images = min(options.images, len(source))
+        self.images = self._sufficient(min(options.images, len(source)))
+
+    def _sufficient(self, count: int) -> int:
+        if count < self.fewest:
+            raise UserError(f"{count} held-out images can be read; the evaluation requires at least {self.fewest}")
+        return count
 
     @cached_property
     def batches(self) -> list[tuple[Tensor, Tensor]]:
@@ -45,8 +57,7 @@ class HeldOut(PlottingEvaluator):
             self.source, self.transform, batch_size=self.options.batch_size, limit=self.options.images
         )
         batches = [(batch.images, batch.slots) for batch in read]
-        if (count := sum(len(slots) for _, slots in batches)) < self.fewest:
-            raise UserError(f"{count} held-out images can be read; the evaluation requires at least {self.fewest}")
+        self._sufficient(sum(len(slots) for _, slots in batches))
         return batches
 
     def trial(self, objective: Any, images: int) -> int:

@@ -18,7 +18,7 @@ from ssvit.data.augment.options import InceptionCrop
 from ssvit.data.loader import Loader
 from ssvit.data.sources import datasets, packing, shards
 from ssvit.data.sources.base import Data
-from ssvit.data.sources.datasets_options import Folder, Pack, Shards
+from ssvit.data.sources.datasets_options import Csv, Folder, Pack, Shards
 from ssvit.data.sources.memory import Memory
 from ssvit.errors import OptionError, UserError
 
@@ -107,6 +107,20 @@ def test_names_of_any_kind_become_samples_of_their_own(tmp_path):
             suffixes = [member.name.rpartition("/")[2].partition(".")[2].lower() for member in file]
         assert set(suffixes[::2]) == {"cls"}
         assert all("." not in suffix for suffix in suffixes)
+
+
+@pytest.mark.parametrize("size", [None, 8])
+def test_files_without_a_suffix_get_that_of_their_format(tmp_path, size):
+    for place, name in enumerate("abc"):
+        put(tmp_path / "images" / name, picture(place, "PNG", (20, 24)))
+    put(tmp_path / "t.csv", b"path\nimages/a\nimages/b\nimages/c")
+    data = datasets.csv(Csv(table=str(tmp_path / "t.csv"), held_out=0.4))
+    packed(data, tmp_path / "shards", size=size)
+    (tmp_path / "shards" / "train" / "000000.index.json").unlink()
+    found = shards.open_shards(str(tmp_path / "shards"), ["train/000000.tar"])
+    names = [Path(found.inner_name(place)) for place in range(len(found))]
+    assert [name.stem for name in names] == [Path(data.train.name(place)).name for place in range(len(data.train))]
+    assert {name.suffix for name in names} == {".png" if size is None else ".jpg"}
 
 
 @pytest.mark.parametrize("after", [1, 7, 17, 29])

@@ -78,6 +78,7 @@ def test_mistakes_are_named(tmp_path):
     album(tmp_path / "images", ["x", "y"])
     with pytest.raises(UserError, match=r"^labelled=x: "):
         measured(tmp_path)
-    (tmp_path / "names.json").write_text('{"nothing": "x"}')
-    with pytest.raises(UserError, match=r"^class_names=.*names\.json: "):
-        measured(tmp_path, f"class_names={tmp_path}/names.json")
+    for name in ({"nothing": "x"}, {"square": 3}, {"square": ["x", "y"]}):
+        (tmp_path / "names.json").write_text(json.dumps(name))
+        with pytest.raises(UserError, match=r"^class_names=.*names\.json: "):
+            measured(tmp_path, f"class_names={tmp_path}/names.json")
