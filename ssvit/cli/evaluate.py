@@ -33,6 +33,8 @@ def run(config: Config) -> Path | None:
     """
     options: Evaluate = config.options
     Tree(options).check()
+    if not options.report and len(options.chosen) > 1:
+        raise OptionError("report", False, f"requires a single probe; there are {', '.join(options.chosen)}")
     for name in ("train_images", "test_images"):
         if options.budget is not None and name in config.line.typed:
             raise OptionError("budget", options.budget, f"must be null with {name}, which it determines")

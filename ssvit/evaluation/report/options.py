@@ -100,8 +100,6 @@ class Evaluate(Pretrained, Inference):
                 file_to_write("output", self.output)
         if not self.chosen:
             raise OptionError("probes", [], "must name at least one probe")
-        if len(self.chosen) > 1 and not self.report:
-            raise OptionError("report", False, f"requires a single probe; there are {', '.join(self.chosen)}")
 
 
 class OneProbe(Evaluate):
