@@ -19,8 +19,8 @@ class Row:
 
     Attributes:
         code: Dotted name of the class or function that is called with the options.
-        options: Dotted name of the class of the options; "": the class of the same name in the module of the group's
-            options, or in the module of the code with the suffix _options.
+        options: Name of the class of the options; "": that of the code. Without dots, the class is in the module of the
+            group's options, or in the module of the code with the suffix _options.
         listed: Whether the name is a choice. Other parts are chosen by variants, by files or by objectives.
     """
 
@@ -52,12 +52,12 @@ class Group:
 GROUPS = {
     "augment": Group("Augmentation of the training images.", options="ssvit.data.augment.options"),
     "continuation": Group("How training continues from existing weights."),
-    "data": Group(),
+    "data": Group(options="ssvit.data.sources.datasets_options"),
     "distillation": Group("Distillation from a teacher, in addition to the labels."),
     "encoder": Group(),
     "evaluator": Group(several=True, options="ssvit.evaluation.evaluators.options"),
     "experiment": Group("A complete run in one file."),
-    "index": Group(),
+    "index": Group(options="ssvit.evaluation.options"),
     "logger": Group(several=True, options="ssvit.training.loggers.options"),
     "objective": Group(),
     "probe": Group(several=True, options="ssvit.evaluation.probes.options"),
@@ -89,9 +89,7 @@ PARTS: dict[str, dict[str, Row]] = {
     "encoder": {
         "vit": Row("ssvit.models.vit.ViT", listed=False),
         "timm": Row("ssvit.models.timm.Timm", listed=False),
-        "checkpoint": Row(
-            "ssvit.loading.encoder.load_encoder", "ssvit.loading.options.LoadEncoder", listed=False
-        ),
+        "checkpoint": Row("ssvit.loading.encoder.load_encoder", "ssvit.loading.options.LoadEncoder", listed=False),
     },
     "teacher": {
         "classifier": Row("ssvit.loading.encoder.load_classifier", "ssvit.loading.options.LoadClassifier"),
@@ -99,22 +97,14 @@ PARTS: dict[str, dict[str, Row]] = {
         "layers": Row("ssvit.loading.encoder.load_layers", "ssvit.loading.options.LoadLayers"),
     },
     "data": {
-        "csv": Row("ssvit.data.sources.datasets.csv", "ssvit.data.sources.datasets_options.Csv", listed=False),
-        "folder": Row("ssvit.data.sources.datasets.folder", "ssvit.data.sources.datasets_options.Folder", listed=False),
-        "huggingface": Row(
-            "ssvit.data.sources.huggingface.hugging_face", "ssvit.data.sources.datasets_options.HuggingFace",
-            listed=False,
-        ),
-        "shards": Row("ssvit.data.sources.datasets.shards", "ssvit.data.sources.datasets_options.Shards", listed=False),
-        "shapes": Row(
-            "ssvit.data.sources.shapes.shapes", "ssvit.data.sources.shapes_options.Shapes", listed=False
-        ),
-        "torchvision": Row(
-            "ssvit.data.sources.datasets.torchvision_set", "ssvit.data.sources.datasets_options.TorchvisionSet",
-            listed=False,
-        ),
-        "voc": Row("ssvit.data.sources.datasets.voc", "ssvit.data.sources.datasets_options.Voc", listed=False),
-        "vtab": Row("ssvit.data.sources.datasets.vtab", "ssvit.data.sources.datasets_options.Vtab", listed=False),
+        "csv": Row("ssvit.data.sources.datasets.csv", "Csv", listed=False),
+        "folder": Row("ssvit.data.sources.datasets.folder", "Folder", listed=False),
+        "huggingface": Row("ssvit.data.sources.huggingface.hugging_face", "HuggingFace", listed=False),
+        "shards": Row("ssvit.data.sources.datasets.shards", "Shards", listed=False),
+        "shapes": Row("ssvit.data.sources.shapes.shapes", "ssvit.data.sources.shapes_options.Shapes", listed=False),
+        "torchvision": Row("ssvit.data.sources.datasets.torchvision_set", "TorchvisionSet", listed=False),
+        "voc": Row("ssvit.data.sources.datasets.voc", "Voc", listed=False),
+        "vtab": Row("ssvit.data.sources.datasets.vtab", "Vtab", listed=False),
     },
     "augment": {
         "inception_crop": Row("ssvit.data.augment.crop.InceptionCrop"),
@@ -145,9 +135,9 @@ PARTS: dict[str, dict[str, Row]] = {
         "sgd": Row("ssvit.evaluation.probes.sgd.Sgd"),
     },
     "index": {
-        "flat": Row("ssvit.evaluation.neighbours.flat", "ssvit.evaluation.options.Flat"),
-        "hnsw": Row("ssvit.evaluation.neighbours.hnsw", "ssvit.evaluation.options.HNSW"),
-        "ivf": Row("ssvit.evaluation.neighbours.ivf", "ssvit.evaluation.options.IVF"),
+        "flat": Row("ssvit.evaluation.neighbours.flat", "Flat"),
+        "hnsw": Row("ssvit.evaluation.neighbours.hnsw", "HNSW"),
+        "ivf": Row("ssvit.evaluation.neighbours.ivf", "IVF"),
     },
     "logger": {
         "tensorboard": Row("ssvit.training.loggers.tensorboard.TensorBoard"),
@@ -192,7 +182,7 @@ def _options_class(group: str, part: Row) -> str:
     """Return the dotted name of the class of the options of a part."""
     module, _, name = part.code.rpartition(".")
     shared = GROUPS[group].options if group in GROUPS and part.is_built_in else ""
-    return part.options or f"{shared or f'{module}_options'}.{name}"
+    return part.options if "." in part.options else f"{shared or f'{module}_options'}.{part.options or name}"
 
 
 def options_of(part: object) -> Any:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge
 from pydantic import AfterValidator, BeforeValidator
 
-from ssvit.config.declaration import Count, Expect, Options, Tree
+from ssvit.config.declaration import Count, Expect, NotNegative, Options, Tree, Whole
 from ssvit.engine import processes
 from ssvit.errors import OptionError
 from ssvit.models.encoder_options import Normalized
@@ -49,6 +49,15 @@ class Launch(Options):
         """Check that the encoder can be sharded over processes."""
         if isinstance(tree.encoder, Normalized) and not tree.encoder.has_patches and self.strategy == "fsdp":
             raise OptionError("strategy", "fsdp", f"requires a ViT, and the encoder is {tree.encoder.label}")
+
+
+class Workers(Options):
+    """Loader processes of a command."""
+
+    workers: Whole = 0
+    """Processes that decode image files, for each process of the command. Data sets in memory need none."""
+    loader_timeout: NotNegative = 300
+    """Seconds to wait for a batch from these processes; 0: no limit."""
 
 
 Precision = Literal["bf16", 32]

@@ -6,7 +6,6 @@ Shapes use n images, c channels, h, w pixels.
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from ssvit.data.loader import evaluation_batches
 from ssvit.data.sources import decode, rasters
-from ssvit.data.sources.base import Data, Source, Unreadable, class_text
+from ssvit.data.sources.base import Data, Source, Unreadable, caption
 from ssvit.data.sources.base_options import DataSet
 from ssvit.errors import UserError
 from ssvit.evaluation.duplicates import Grey, Thumbnails, duplicates
@@ -152,11 +151,7 @@ def _classes(source: Source) -> Iterator[str]:
 def contact_sheet(options: DataSet, sample: Sampled) -> Gallery:
     """Return a sheet of evenly spaced images as the encoder receives them, with their classes or file names."""
     rows = evenly_spaced(len(sample.images), _COLUMNS * _ROWS)
-    source, images = sample.source, Display.of_data(options)(sample.images[rows])
-    names = [
-        Path(source.name(row)).name if source.labels is None else class_text(source.labels[row], source.classes)
-        for row in rows
-    ]
-    pictures = [Picture(image, (name,)) for image, name in zip(images, names, strict=True)]
+    shown = zip(rows, Display.of_data(options)(sample.images[rows]), strict=True)
+    pictures = [Picture(image, (caption(sample.source, row),)) for row, image in shown]
     lines = [pictures[start : start + _COLUMNS] for start in range(0, len(pictures), _COLUMNS)]
     return Gallery(lines, "training images as the encoder receives them: {}x{} pixels".format(*options.view.size[::-1]))

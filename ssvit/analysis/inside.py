@@ -17,7 +17,7 @@ from torch import Tensor
 from ssvit.analysis import attention, filters, positions
 from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import Loading, evaluation_batches
-from ssvit.data.sources.base import Source, Unreadable, class_text
+from ssvit.data.sources.base import Source, Unreadable, caption
 from ssvit.engine import atomic_io
 from ssvit.errors import UserError, print_lines
 from ssvit.figures.base import Figure
@@ -73,11 +73,8 @@ def read_pictures(
         raise UserError("none of the images can be read; name readable pictures after the options")
     places = torch.cat([batch.slots for batch in batches])
     labels = None if source.labels is None else source.labels[places]
-    if labels is None:
-        names = [Path(source.name(place)).name for place in places.tolist()]
-    else:
-        names = [class_text(label, source.classes) for label in labels]
-    return Pictures(torch.cat([batch.images for batch in batches]), tuple(names), labels)
+    names = tuple(caption(source, place) for place in places.tolist())
+    return Pictures(torch.cat([batch.images for batch in batches]), names, labels)
 
 
 @dataclass

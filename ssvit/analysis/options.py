@@ -9,8 +9,9 @@ from annotated_types import Ge
 from pydantic import Field
 
 from ssvit.config.command_line import CommandLine
-from ssvit.config.declaration import Count, Expect, Name, NotNegative, Options, Part, Parts, Whole
+from ssvit.config.declaration import Count, Expect, Name, Options, Part, Parts, Whole
 from ssvit.data.sources.base_options import DataSet
+from ssvit.devices import Workers
 from ssvit.errors import OptionError, folder_to_write
 from ssvit.loading.options import Pretrained
 from ssvit.models.encoder_options import Encoder, grid
@@ -18,7 +19,7 @@ from ssvit.models.timm_options import timm_models
 from ssvit.models.vit_options import ViT
 
 
-class Analysis(Pretrained):
+class Analysis(Pretrained, Workers):
     """The encoder and the images of an analysis."""
 
     encoder: Part[Encoder]
@@ -27,10 +28,6 @@ class Analysis(Pretrained):
     """The data set. None: the data set of the checkpoint's run."""
     batch_size: Count = 64
     """Batch size of the encoder."""
-    workers: Whole = 0
-    """Loader processes for images of the data set."""
-    loader_timeout: NotNegative = 300
-    """Seconds to wait for a batch from the loader processes; 0: no limit."""
     device: Literal["auto", "cpu"] = "auto"
     """auto: CUDA if available; or cpu."""
 

@@ -7,6 +7,7 @@ choices of those names.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,13 @@ class Configuration:
         ):
             raise ConfigurationError(f"{path}: choices={choices}: must be names of choices by group")
         return cls(values, choices)
+
+    @classmethod
+    def find(cls, path: Path) -> "Configuration | None":
+        """Read a run's config.yaml as `read` does; None if there is none, or if it cannot be used."""
+        with suppress(FileNotFoundError, ConfigurationError):
+            return cls.read(path)
+        return None
 
     def serialized(self) -> bytes:
         """Return the content of a config.yaml."""

@@ -123,7 +123,7 @@ class RunFolder:
         """
         try:
             is_run = self._contains(_FORMER, _MOVED, "step_*/manifest.json", "*/step_*/manifest.json")
-            is_run = is_run or self._is_configured()
+            is_run = is_run or Configuration.find(self._stored) is not None
             # These are the only files of a run that ended before its configuration was stored.
             unconfigured = _UNSTARTED - {"config.yaml"}
             if self.path.exists() and not is_run and {entry.name for entry in self.path.iterdir()} - unconfigured:
@@ -147,20 +147,10 @@ class RunFolder:
 
     def started(self) -> Configuration | None:
         """Return the configuration of the run in the folder; None if none has started, or if it cannot be read."""
-        with contextlib.suppress(FileNotFoundError, ConfigurationError):
-            return Configuration.read(self._stored) if self._has_started() else None
-        return None
+        return Configuration.find(self._stored) if self._has_started() else None
 
     def _has_started(self) -> bool:
         return self._stored.exists() and self._contains("metrics.jsonl", "*step_*", "*/config.yaml")
-
-    def _is_configured(self) -> bool:
-        """Return whether config.yaml is the configuration of a run and not a file of another program."""
-        try:
-            Configuration.read(self._stored)
-        except (FileNotFoundError, ConfigurationError):
-            return False
-        return True
 
     def _locked(self, holder: str) -> RunError:
         hint = "wait until it has ended, or choose another name"

@@ -6,10 +6,11 @@ import importlib
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
@@ -31,19 +32,19 @@ _SWEEP = ("--multirun", "-m")
 _HOME = re.compile(r"^([\w.@/+-]+=['\"]?)~/")  # shells do not expand ~ after option=
 
 
-class Start(Protocol):
-    """What a checkpoint provides for a command."""
+@dataclass(frozen=True)
+class Start:
+    """What a checkpoint provides for a command.
 
-    @property
-    def groups(self) -> Mapping[str, Plain | None]:
-        """Return the options for which the choice `pretrained` stands, by the group's dotted name: data.augment."""
+    Attributes:
+        groups: Options for which the choice `pretrained` stands, by the group's dotted name, such as data.augment.
+        choices: Choices of the checkpoint's run by group.
+        complete: Returns a composed `ssvit.config.composed.Config` with the options that the checkpoint determines.
+    """
 
-    @property
-    def choices(self) -> Mapping[str, str | None]:
-        """Return the choices of the checkpoint's run by group."""
-
-    def complete(self, config: Any) -> Any:
-        """Return a composed `ssvit.config.composed.Config` with the options that the checkpoint determines."""
+    groups: Mapping[str, Plain | None]
+    choices: Mapping[str, str | None]
+    complete: Callable[[Any], Any] = lambda config: config
 
 
 class CommandLine:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Len, MinLen
+from annotated_types import Ge, Gt, Le, Len, MinLen, Predicate
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -206,19 +206,9 @@ class Expect:
     text: str
 
 
-@dataclass(frozen=True)
-class OneOf:
-    """A choice among computed names; for literal names, use `Literal`."""
-
-    choices: Collection[str]
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        return AfterValidator(self._check).__get_pydantic_core_schema__(source, handler)
-
-    def _check(self, value: object) -> object:
-        if value not in self.choices:
-            raise ValueError
-        return value
+def among(choices: Collection[str]) -> tuple[Predicate, Expect]:
+    """Permit a choice among computed names, as Annotated[str, *among(NAMES)]; for literal names, use `Literal`."""
+    return Predicate(choices.__contains__), Expect(f"one of {', '.join(choices)}")
 
 
 def _read_part(value: object) -> object:
@@ -340,13 +330,11 @@ def expected(annotation: Any, metadata: Sequence[object] = ()) -> str:
 
     Args:
         annotation: The type of an option, with or without `Annotated`.
-        metadata: Metadata of `Annotated` or `Field`: limits, `OneOf`, `Expect`.
+        metadata: Metadata of `Annotated` or `Field`: limits, `Expect`.
     """
     for item in metadata:
         if isinstance(item, Expect):
             return item.text
-        if isinstance(item, OneOf):
-            return f"one of {', '.join(map(str, item.choices))}"
     if get_origin(annotation) is Annotated:
         argument, *more = get_args(annotation)
         return expected(argument, [*more, *metadata])
@@ -434,7 +422,6 @@ def _seconds(value: object) -> object:
 
 # Types of options.
 Count = Annotated[int, Ge(1)]
-AtLeastTwo = Annotated[int, Ge(2)]
 Whole = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 Seconds = Annotated[Positive, BeforeValidator(_seconds), Expect("a number of seconds above 0, or as 90s, 6min, 1h")]
@@ -452,14 +439,9 @@ Parts = Annotated[Mapping[str, Part[_Class]], BeforeValidator(_chosen)]
 """Options of several parts by name, which derive from a class: Parts[Options]; parts that are null are removed."""
 Text = Annotated[str, MinLen(1), Expect("a text")]
 Figures = Literal["end", "each", "none"]  # when figures are drawn
-Size = Annotated[
-    int | Sequence[int], AfterValidator(_pair), Expect("a whole number of pixels, 1 or more, or [height, width]")
-]
-Pair = Annotated[
-    tuple[int, int],
-    BeforeValidator(lambda value: pair("", value)),
-    Expect("a whole number of pixels, 1 or more, or [height, width]"),
-]
+_PIXELS = Expect("a whole number of pixels, 1 or more, or [height, width]")
+Size = Annotated[int | Sequence[int], AfterValidator(_pair), _PIXELS]
+Pair = Annotated[tuple[int, int], BeforeValidator(lambda value: pair("", value)), _PIXELS]
 """As `Size`, converted to (height, width)."""
 Distinct = AfterValidator(_different)
 """Validator for a list of distinct values."""

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-from annotated_types import MinLen
+from annotated_types import Ge, MinLen
 
-from ssvit.config.declaration import AtLeastTwo, Count, Distinct, Expect, OneOf, Options, Whole
+from ssvit.config.declaration import Count, Distinct, Expect, Options, Whole, among
 from ssvit.devices import Precision
 from ssvit.errors import OptionError, whole
 from ssvit.models.encoder_options import PATCHES, POOLED, TOKENS
@@ -72,7 +72,7 @@ def fit_of(identity: str) -> str | None:
 class Outputs(Options):
     """Select the outputs of a layer that are used as features."""
 
-    pooling: Annotated[str, OneOf(POOLINGS)] | None = None
+    pooling: Annotated[str, *among(POOLINGS)] | None = None
     """patch_mean; class_token; both: concatenated; pooled (timm models only). None: encoder.pooling."""
     norm: Literal["after", "before"] = "after"
     """after: with the final norm of the encoder, at any layer; before: without it."""
@@ -81,7 +81,7 @@ class Outputs(Options):
 class OneLayer(Outputs):
     """Select the outputs of one layer that are used as features."""
 
-    pooling: Annotated[str, OneOf((*POOLINGS, PATCHES))] | None = None
+    pooling: Annotated[str, *among((*POOLINGS, PATCHES))] | None = None
     """patch_mean; class_token; both: concatenated; pooled (timm models only); patches: one vector for each patch. None:
     that of the existing store, or else encoder.pooling."""
     layer: Annotated[Literal["auto", "last"] | Count, Expect("one of auto, last, a layer's number")] = AUTO
@@ -142,7 +142,7 @@ class IVF(Options):
 class HNSW(Options):
     """Search a graph of neighbours (Malkov and Yashunin 2018). Larger values increase recall and time."""
 
-    links: AtLeastTwo = 32
+    links: Annotated[int, Ge(2)] = 32
     """Neighbours of an image in the graph (M in the paper; the lowest layer has twice as many)."""
     ef_construction: Count = 80
     """Candidates kept during construction."""

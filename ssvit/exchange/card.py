@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from ssvit.checkpoints.configuration import Configuration, ConfigurationError, flatten
+from ssvit.checkpoints.configuration import Configuration, flatten
 from ssvit.checkpoints.run_folder import rows
 from ssvit.errors import MISSING, markdown, pair
 from ssvit.exchange.options import OURS, PROGRAMS, Export
@@ -111,9 +111,7 @@ def training_options(run: Path) -> dict[str, Any]:
 
     Options with the value of another option, and values that may be paths, are left out.
     """
-    try:
-        configuration = Configuration.read(run / "config.yaml")
-    except (FileNotFoundError, ConfigurationError):
+    if (configuration := Configuration.find(run / "config.yaml")) is None:
         return {}
     groups = ("objective", "target", "data", "subset", "recipe")
     options = {group: configuration.choices[group] for group in groups if configuration.choices.get(group)}

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from ssvit.config.declaration import Count, OneOf, Options, Size
+from ssvit.config.declaration import Count, Options, Size, among
 from ssvit.errors import OptionError, UserError
 from ssvit.exchange import timm
 from ssvit.models.encoder_options import Encoder, Normalized
@@ -47,7 +47,7 @@ _FILES = {CARD, CONFIG, WEIGHTS, GRAPH, f"{GRAPH}.data", PROGRAM}  # .data: abov
 class Export(Options):
     """Set the format of an export."""
 
-    format: Annotated[str, OneOf(FORMATS)]
+    format: Annotated[str, *among(FORMATS)]
     """Format: onnx, safetensors (ssvit's format), timm, which transformers opens too, or torch (torch.export)."""
     image_size: Size | None = None
     """Pixels of the images, or [height, width], to which positions are resampled; null: the checkpoint's."""

@@ -22,24 +22,18 @@ def unsupported(encoder: ViT | TimmOptions, classifier: Mapping[str, object] | N
         return "a head with a hidden layer"
     if isinstance(encoder, TimmOptions):
         return None
-    if encoder.attention != "full":
-        return f"attention={encoder.attention}"
-    if encoder.positions in ("relative", "rotary"):
-        return f"positions={encoder.positions}"
-    if encoder.positions_at != "stem":
-        return f"positions_at={encoder.positions_at}"
-    if encoder.stem is not None:
-        return "a hybrid's stem"
-    if encoder.distillation_token:
-        if encoder.pooling != "class_token":
-            return "a distillation token without pooling=class_token"
-        if encoder.registers or encoder.mlp != "gelu":
-            return "a distillation token and registers or mlp=swiglu"
-    if encoder.class_tokens > 1 and encoder.pooling == "class_token":
-        return f"the mean of {encoder.class_tokens} class tokens"
-    if encoder.norm_epsilon != 1e-6:
-        return f"norm_epsilon={encoder.norm_epsilon:g}"
-    return None
+    distilled, of_token = encoder.distillation_token, encoder.pooling == "class_token"
+    reasons = {
+        f"attention={encoder.attention}": encoder.attention != "full",
+        f"positions={encoder.positions}": encoder.positions in ("relative", "rotary"),
+        f"positions_at={encoder.positions_at}": encoder.positions_at != "stem",
+        "a hybrid's stem": encoder.stem is not None,
+        "a distillation token without pooling=class_token": distilled and not of_token,
+        "a distillation token and registers or mlp=swiglu": distilled and (encoder.registers or encoder.mlp != "gelu"),
+        f"the mean of {encoder.class_tokens} class tokens": encoder.class_tokens > 1 and of_token,
+        f"norm_epsilon={encoder.norm_epsilon:g}": encoder.norm_epsilon != 1e-6,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def config(

@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml
 
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.checkpoints.configuration import Configuration, ConfigurationError
+from ssvit.checkpoints.configuration import Configuration
 from ssvit.exchange import hub
 
 _MAX_BYTES = 1 << 20  # of a README.md
@@ -26,11 +26,8 @@ def origin(use: str, checkpoint: Checkpoint, path: str) -> list[dict[str, str]]:
     if checkpoint.run_folder is None:
         licence = _license(checkpoint.path.parent / "README.md")
         return [row | ({"license": licence} if licence else {})]
-    try:
-        values = Configuration.read(checkpoint.run_folder / "config.yaml").values
-    except (FileNotFoundError, ConfigurationError):
-        values = {}
-    return [row, *values.get("origins", [])]
+    run = Configuration.find(checkpoint.run_folder / "config.yaml")
+    return [row, *(run.values.get("origins", []) if run else [])]
 
 
 def _license(file: Path) -> str | None:

@@ -7,7 +7,6 @@ in the installation or in the user's --config-dir, never from the run folder.
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from ssvit.checkpoints.checkpoint import PRETRAIN, SCRATCH, Checkpoint
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError
 from ssvit.choices import PRETRAINED, options_of, part_of
 from ssvit.config import composition
-from ssvit.config.command_line import CommandLine
+from ssvit.config.command_line import CommandLine, Start
 from ssvit.config.composed import Config
 from ssvit.config.dotted import at
 from ssvit.config.filling import is_taken
@@ -40,28 +39,6 @@ _SAFE_OBJECTIVE, _SAFE_OBJECTIVES = "simclr", ("simclr", "mae", "diet")
 _SAFE_BATCH_SIZE = 64
 _PART = "encoder/checkpoint"
 _SAMPLED = 64  # number of images whose size is read
-
-
-@dataclass(frozen=True)
-class FromCheckpoint:
-    """The encoder and the data set of a checkpoint's run, see `ssvit.config.command_line.Start`.
-
-    Attributes:
-        checkpoint: The checkpoint; None in a description of the options.
-        changes: Functions that are applied to the composed configuration in this order.
-    """
-
-    groups: Mapping[str, dict[str, Any] | None]
-    choices: Mapping[str, str | None]
-    checkpoint: Checkpoint | None = None
-    changes: Sequence[Callable[[Checkpoint, Config], Config]] = ()
-
-    def complete(self, config: Config) -> Config:
-        """Return a composed configuration with the options that the checkpoint determines."""
-        for change in self.changes:
-            assert self.checkpoint is not None
-            config = change(self.checkpoint, config)
-        return config
 
 
 def select_checkpoint(line: CommandLine, newest: str | None = None) -> Checkpoint | None:
@@ -157,7 +134,7 @@ def select_checkpoint_again(line: CommandLine) -> Checkpoint | None:
 def add_placeholders(line: CommandLine) -> None:
     """Add placeholders for the options of a checkpoint, for a description of the options without a checkpoint."""
     choices: dict[str, str | None] = {"data": "shapes"}
-    line.start = FromCheckpoint(_groups({"_part_": _PART}, _composed(choices, Path(), line)), choices)
+    line.start = Start(_groups({"_part_": _PART}, _composed(choices, Path(), line)), choices)
 
 
 def with_random_weights(config: Config) -> Config:
@@ -300,7 +277,7 @@ def _start(
         path: Value of the option checkpoint=.
         line: The command line.
         arguments: Values of the options by name.
-        changes: As in `FromCheckpoint`.
+        changes: Functions that are applied to the composed configuration in this order.
 
     Returns:
         The checkpoint.
@@ -329,7 +306,13 @@ def _start(
             missing = f"{checkpoint.path}: has no config.yaml of a run next to it"
             reason = missing if isinstance(error, FileNotFoundError) else error
             raise UserError(f"{reason}; select a data set by data=…") from None
-    line.start = FromCheckpoint(_groups(encoder, data), choices, checkpoint, changes)
+
+    def complete(config: Config) -> Config:
+        for change in changes:
+            config = change(checkpoint, config)
+        return config
+
+    line.start = Start(_groups(encoder, data), choices, complete)
     return checkpoint
 
 

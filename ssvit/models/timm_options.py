@@ -91,12 +91,8 @@ def is_stored(options: object) -> bool:
 
 def stored(options: Normalized) -> dict[str, Any]:
     """Return the options of an encoder as plain data, which `options_from` converts back."""
-    part = str(part_of(type(options)))
-    return (
-        options.values()
-        if isinstance(options, ViT | Timm)
-        else {_CHOICE: part.removeprefix("encoder/"), **options.values()}
-    )
+    part = str(part_of(type(options))).removeprefix("encoder/")
+    return ({} if isinstance(options, ViT | Timm) else {_CHOICE: part}) | options.values()
 
 
 def options_class(arguments: Mapping[str, Any]) -> type[Normalized]:

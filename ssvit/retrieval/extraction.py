@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
-from ssvit.checkpoints.configuration import Configuration, ConfigurationError
+from ssvit.checkpoints.configuration import Configuration
 from ssvit.choices import options_of
 from ssvit.config.command_line import CommandLine
 from ssvit.data.sources.decode_options import PixelFormat, bands
@@ -206,11 +206,9 @@ class Extraction:
         Args:
             line: The command line, which finds the options of an objective by its name.
         """
-        with suppress(FileNotFoundError, ConfigurationError):
-            run = Configuration.read(self.checkpoint.path.parent / "config.yaml")
-            objective = options_of(line.part("objective", str(run.choices.get("objective"))))
-            return getattr(objective, "needs_standardizing", False)
-        return False
+        run = Configuration.find(self.checkpoint.path.parent / "config.yaml")
+        objective = run and options_of(line.part("objective", str(run.choices.get("objective"))))
+        return getattr(objective, "needs_standardizing", False)
 
     def data_set(self) -> "Data":
         """Build the data set of the options, whose images are decoded in the pixel format of the encoder."""

@@ -288,11 +288,7 @@ def _curve(runs: Sequence[Sequence[FinalScore]]) -> dict[str, list[float]]:
     by_step = [{score.step: score.accuracy for score in run} for run in runs]
     steps = [step for step in by_step[0] if all(step in run for run in by_step)]
     spreads = [_spread([run[step] for run in by_step]) for step in steps]
-    return {
-        "step": steps,
-        "mean": [spread["mean"] for spread in spreads],
-        "deviation": [spread["deviation"] for spread in spreads],
-    }
+    return {"step": steps, **{name: [spread[name] for spread in spreads] for name in ("mean", "deviation")}}
 
 
 def _spread(values: Sequence[float]) -> dict[str, Any]:

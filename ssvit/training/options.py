@@ -7,24 +7,10 @@ from typing import Annotated, Any, Literal
 from annotated_types import MinLen
 from pydantic import Field
 
-from ssvit.config.declaration import (
-    FILLED,
-    Count,
-    Figures,
-    Name,
-    NotNegative,
-    Options,
-    Part,
-    Parts,
-    Positive,
-    Runs,
-    Seconds,
-    Tree,
-    Whole,
-)
+from ssvit.config.declaration import FILLED, Count, Figures, Name, Options, Part, Parts, Positive, Runs, Seconds, Tree
 from ssvit.data.sources.base_options import DataSet, Development, HoldOut, Subset
 from ssvit.data.sources.shapes_options import Shapes
-from ssvit.devices import Launch
+from ssvit.devices import Launch, Workers
 from ssvit.errors import OptionError, within
 from ssvit.evaluation.evaluators.options import Probing
 from ssvit.models.encoder_options import Encoder
@@ -43,17 +29,13 @@ def are_first_images(choice: object, images: object) -> bool:
     return choice == "shapes" and images == Shapes.model_fields["images"].default
 
 
-class RunOptions(Options):
+class RunOptions(Workers):
     """The images, the model and the processes of a run."""
 
     outputs: Runs = "outputs"
     """Folder of all runs."""
     overwrite: bool = False
     """Delete the contents of the run's folder and start a new run."""
-    workers: Whole = 0
-    """Processes that decode image files, for each training process. Data sets in memory need none."""
-    loader_timeout: NotNegative = 300
-    """Seconds to wait for a micro-batch from these processes before the run stops; 0: no limit."""
     encoder: Part[Encoder] = FILLED
     """The model."""
     data: Part[DataSet] = FILLED

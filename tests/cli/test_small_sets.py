@@ -52,11 +52,7 @@ def test_a_batch_of_more_images_than_the_set_is_named_as_typed(tmp_path, call):
         call("pretrain", *TINY[3:], "data=folder", photos(tmp_path / "photos", 8), "recipe.batch_size=8")
 
 
-def test_what_a_set_is_too_small_for_is_one_line_before_the_first_step(tmp_path, call):
-    two = photos(tmp_path / "photos", 2)
-    options = [option for option in TINY[3:] if not option.startswith(("target", "recipe.batch_size"))]
-    with pytest.raises(UserError, match=r"^1 held-out"):
-        call("pretrain", *options, "data=folder", two, "objective=simclr", "recipe.batch_size=1")
+def test_images_of_a_single_class_are_one_line(tmp_path, call):
     for number in range(16):
         put(tmp_path / "cats" / "cat" / f"{number}.png", picture(number))
     run = untrained(tmp_path / "run", *TINY)

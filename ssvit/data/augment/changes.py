@@ -437,3 +437,22 @@ class RandAugment(Change):
             step[:, 1, 2] -= (_SHIFT * shares["translate_y"] * height).trunc()
             maps = geometry.composed(maps, step)
         return maps
+
+
+def enabled(crop: options.RandomCrop) -> tuple[Change, ...]:
+    """Return the augmentations whose option of a crop is not 0, in the order in which they are applied."""
+    every: tuple[tuple[float, Change], ...] = (
+        (crop.vertical_flip, VerticalFlip(crop.vertical_flip)),
+        (crop.quarter_turns, QuarterTurns()),
+        (crop.rotation, Rotation(crop.rotation)),
+        (crop.randaugment, RandAugment(crop.randaugment, crop.magnitude)),
+        (
+            crop.jitter,
+            ColorJitter(crop.jitter, crop.brightness, crop.contrast, crop.saturation, crop.hue),
+        ),
+        (crop.grayscale, Grayscale(crop.grayscale)),
+        (crop.blur, GaussianBlur(crop.blur, crop.sigma)),
+        (crop.solarize, Solarize(crop.solarize)),
+        (crop.erasing, Erasing(crop.erasing, crop.erased_area)),
+    )
+    return tuple(change for wanted, change in every if wanted)

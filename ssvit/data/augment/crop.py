@@ -17,25 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssvit.data.augment import geometry
-from ssvit.data.augment.changes import (
-    TRIES,
-    Change,
-    ColorJitter,
-    Erasing,
-    GaussianBlur,
-    Grayscale,
-    QuarterTurns,
-    RandAugment,
-    Rotation,
-    Solarize,
-    VerticalFlip,
-    first_fit,
-)  # fmt: skip
-from ssvit.data.augment.options import CenterCrop as CenterCropOptions
-from ssvit.data.augment.options import InceptionCrop as InceptionCropOptions
-from ssvit.data.augment.options import RandomCrop as RandomCropOptions
-from ssvit.data.augment.options import ResizeCrop as ResizeCropOptions
-from ssvit.data.augment.options import ShiftCrop as ShiftCropOptions
+from ssvit.data.augment import options as crop_options
+from ssvit.data.augment.changes import TRIES, enabled, first_fit
 from ssvit.data.sources.base import IGNORED
 from ssvit.engine.randomness import uniform
 from ssvit.errors import UserError
@@ -56,23 +39,9 @@ class RandomCrop:
         changes: Augmentations after the crop whose option is not 0.
     """
 
-    def __init__(self, options: RandomCropOptions) -> None:
+    def __init__(self, options: crop_options.RandomCrop) -> None:
         self.options, self.size, self.bytes_per_image = options, options.size, options.bytes_per_image
-        every: tuple[tuple[float, Change], ...] = (
-            (options.vertical_flip, VerticalFlip(options.vertical_flip)),
-            (options.quarter_turns, QuarterTurns()),
-            (options.rotation, Rotation(options.rotation)),
-            (options.randaugment, RandAugment(options.randaugment, options.magnitude)),
-            (
-                options.jitter,
-                ColorJitter(options.jitter, options.brightness, options.contrast, options.saturation, options.hue),
-            ),
-            (options.grayscale, Grayscale(options.grayscale)),
-            (options.blur, GaussianBlur(options.blur, options.sigma)),
-            (options.solarize, Solarize(options.solarize)),
-            (options.erasing, Erasing(options.erasing, options.erased_area)),
-        )
-        self.changes = tuple(change for wanted, change in every if wanted)
+        self.changes = enabled(options)
 
     def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
         """Crop and flip images, without further augmentations.
@@ -134,7 +103,7 @@ class InceptionCrop(RandomCrop):
     antialias.
     """
 
-    options: InceptionCropOptions
+    options: crop_options.InceptionCrop
 
     def sample(self, seed: int, slots: Tensor, sides: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
         """Sample boxes: the first of ten attempts that fits into the image, else the largest centred one of a ratio."""
@@ -167,7 +136,7 @@ class ShiftCrop(RandomCrop):
     If a crop is larger than the padded image, the largest crop of its shape that the image contains is enlarged.
     """
 
-    options: ShiftCropOptions
+    options: crop_options.ShiftCrop
 
     def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
         """Crop and flip images.
@@ -214,10 +183,10 @@ class ShiftCrop(RandomCrop):
 class ResizeCrop(RandomCrop):
     """A random crop, with a flip, of the image resized to a square: VTAB in Kolesnikov et al. 2020 (BiT), 2.2."""
 
-    def __init__(self, options: ResizeCropOptions) -> None:
+    def __init__(self, options: crop_options.ResizeCrop) -> None:
         super().__init__(options)
         self._square = (options.resize, options.resize)
-        self._shift = ShiftCrop(ShiftCropOptions(size=options.size, padding=0, flip=options.flip))
+        self._shift = ShiftCrop(crop_options.ShiftCrop(size=options.size, padding=0, flip=options.flip))
 
     def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
         """Resize images to a square, then crop and flip them."""
@@ -246,7 +215,7 @@ class CenterCrop:
         bytes_per_image: Bytes of a crop.
     """
 
-    def __init__(self, options: CenterCropOptions) -> None:
+    def __init__(self, options: crop_options.CenterCrop) -> None:
         self.options, self.size, self.bytes_per_image = options, options.size, options.bytes_per_image
 
     def __str__(self) -> str:

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -425,6 +426,11 @@ def class_text(label: Tensor, classes: Sequence[str], separator: str = "|") -> s
     """Return the class name of a label, () int64, or the joined class names of a multi-label one, (k,) bool."""
     numbers = label.nonzero()[:, 0] if label.ndim else label[None]
     return separator.join(classes[number] for number in numbers)
+
+
+def caption(source: Source, index: int) -> str:
+    """Return the class of an image, or its file name if there are no labels."""
+    return Path(source.name(index)).name if source.labels is None else class_text(source.labels[index], source.classes)
 
 
 def checked_labels(labels: Labels, count: int, classes: Sequence[str]) -> Tensor | None:

@@ -7,27 +7,14 @@ from typing import IO, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 from annotated_types import Gt, Le, Len
 from pydantic import model_validator
 
-from ssvit.config.declaration import (
-    FILLED,
-    Count,
-    Expect,
-    Fraction,
-    Name,
-    OneOf,
-    Options,
-    Pair,
-    Part,
-    Size,
-    Tree,
-    Whole,
-)
+from ssvit.config.declaration import FILLED, Count, Expect, Fraction, Name, Options, Pair, Part, Size, Tree, Whole
 from ssvit.data.sources.decode_options import PixelFormat, bands
 from ssvit.data.sources.splits import AUTO, Splits
 from ssvit.errors import OptionError, RootOptionError
 from ssvit.models.encoder_options import Normalized
 
 _VIEW: Any = {"_part_": "view/center_crop"}
-PERMUTATION, BIJECTION = ORDERS = "permutation", "bijection"  # algorithms of an epoch's order
+PERMUTATION, BIJECTION = "permutation", "bijection"  # algorithms of an epoch's order
 # Short forms of options, as of `Command.expansions`: data=PATH, data.normalization=FILE and data.fit=NAME.
 SHORT_FORMS = dict.fromkeys(("data", "data.normalization", "data.fit"), "ssvit.data.arguments.expand")
 VALIDATION = "validation"
@@ -105,7 +92,7 @@ class Sample(NamedTuple):
 class DataSet(Images):
     """The options of a data set, with the properties that are known before its images are read; None where unknown."""
 
-    order: Annotated[str, OneOf(ORDERS)] = PERMUTATION
+    order: Literal["permutation", "bijection"] = "permutation"
     """Algorithm of an epoch's order. permutation: a table of all images; bijection: another order, without a table."""
 
     @property

@@ -11,7 +11,7 @@ from typing import IO, Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
-from ssvit.config.declaration import Count, Expect, Name, OneOf, Options, Part, Positive
+from ssvit.config.declaration import Count, Expect, Name, Options, Part, Positive, among
 from ssvit.data.sources import folder, shard_folder, vtab
 from ssvit.data.sources import table as tables
 from ssvit.data.sources.base_options import DataSet, ImageFiles, Sample
@@ -213,7 +213,7 @@ class Vtab(DataSet):
 
     root: Name
     """The folder of all tasks."""
-    task: Annotated[str, OneOf(vtab.NAMES)]
+    task: Annotated[str, *among(vtab.NAMES)]
     """The folder of the task, such as cifar or dsprites_loc."""
     all_images: bool = False
     """Whether to train on all 1,000 images, as for the reported figure, without validation images."""

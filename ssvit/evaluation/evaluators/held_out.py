@@ -24,14 +24,7 @@ LEAST_DEVIATION = 0.1  # collapse threshold of features, at which the mean cosin
 
 
 class HeldOut(PlottingEvaluator):
-    """Evaluate on some held-out images of a source.
-
-    Attributes:
-        fewest: Minimum number of images.
-
-    Raises:
-        UserError: If there are fewer images.
-    """
+    """Evaluate on some held-out images of a source, at least `fewest`."""
 
     fewest = 1
 
@@ -39,12 +32,7 @@ class HeldOut(PlottingEvaluator):
         self, options: HeldOutOptions, *, source: Source, transform: EvalTransform, display: Display = PLAIN
     ) -> None:
         self.source, self.transform, self.display, self.options = source, transform, display, options
-        self.images = self._sufficient(min(options.images, len(source)))
-
-    def _sufficient(self, count: int) -> int:
-        if count < self.fewest:
-            raise UserError(f"{count} held-out images can be read; the evaluation requires at least {self.fewest}")
-        return count
+        self.images = min(options.images, len(source))
 
     @cached_property
     def batches(self) -> list[tuple[Tensor, Tensor]]:
@@ -57,7 +45,8 @@ class HeldOut(PlottingEvaluator):
             self.source, self.transform, batch_size=self.options.batch_size, limit=self.options.images
         )
         batches = [(batch.images, batch.slots) for batch in read]
-        self._sufficient(sum(len(slots) for _, slots in batches))
+        if (count := sum(len(slots) for _, slots in batches)) < self.fewest:
+            raise UserError(f"{count} held-out images can be read; the evaluation requires at least {self.fewest}")
         return batches
 
     def trial(self, objective: Any, images: int) -> int:

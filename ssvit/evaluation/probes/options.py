@@ -8,7 +8,6 @@ from pydantic import Field
 
 from ssvit.config.declaration import (
     ONE_OR_SEVERAL,
-    AtLeastTwo,
     Count,
     Counts,
     Different,
@@ -49,9 +48,9 @@ class Attentive(Linear):
     """Epochs over the training images."""
     batch_size: Count = 128
     """Batch size."""
-    train_images: AtLeastTwo | None = None
+    train_images: Annotated[int, Ge(2)] | None = None
     """Maximum number of training images; all their patches are held in memory, in 16 bits. None: all."""
-    test_images: AtLeastTwo | None = None
+    test_images: Annotated[int, Ge(2)] | None = None
     """Maximum number of test images. None: all."""
 
 
@@ -108,7 +107,7 @@ class Ridge(Options):
 class Segmentation(Logistic):
     """Predict the class of each pixel from patch features, by a linear layer."""
 
-    train_images: AtLeastTwo = 500
+    train_images: Annotated[int, Ge(2)] = 500
     """Maximum number of training images; all their patches are held in memory."""
     test_images: Count = 250
     """Maximum number of test images."""

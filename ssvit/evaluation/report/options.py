@@ -6,29 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ssvit.config.declaration import (
-    FILLED,
-    Count,
-    Counts,
-    Expect,
-    Figures,
-    Name,
-    NotNegative,
-    Options,
-    Part,
-    Parts,
-    Seconds,
-    Whole,
-)
+from ssvit.config.declaration import FILLED, Count, Counts, Expect, Figures, Name, Options, Part, Parts, Seconds
 from ssvit.data.sources.base_options import DataSet, Development
-from ssvit.devices import Inference, Launch
+from ssvit.devices import Inference, Launch, Workers
 from ssvit.errors import OptionError, file_to_write
 from ssvit.evaluation.options import Features
 from ssvit.evaluation.probes import options
 from ssvit.loading.options import LoadEncoder, Pretrained
 
 
-class Evaluate(Pretrained, Inference):
+class Evaluate(Pretrained, Inference, Workers):
     """Evaluate frozen features of one or more encoders by probes."""
 
     against: Annotated[
@@ -63,10 +50,6 @@ class Evaluate(Pretrained, Inference):
     """When figures are drawn: at the end of the evaluation, or none."""
     batch_size: Count = 256
     """Batch size of the encoder."""
-    workers: Whole = 0
-    """Loader processes of each process."""
-    loader_timeout: NotNegative = 300
-    """Seconds to wait for a batch from the loader processes; 0: no limit."""
     cache: Name | None = "auto"
     """Folder in which features are cached. auto: features/ in the folder of all runs; None: they are not cached."""
     report: bool = True
