@@ -446,10 +446,7 @@ def enabled(crop: options.RandomCrop) -> tuple[Change, ...]:
         (crop.quarter_turns, QuarterTurns()),
         (crop.rotation, Rotation(crop.rotation)),
         (crop.randaugment, RandAugment(crop.randaugment, crop.magnitude)),
-        (
-            crop.jitter,
-            ColorJitter(crop.jitter, crop.brightness, crop.contrast, crop.saturation, crop.hue),
-        ),
+        (crop.jitter, ColorJitter(crop.jitter, crop.brightness, crop.contrast, crop.saturation, crop.hue)),
         (crop.grayscale, Grayscale(crop.grayscale)),
         (crop.blur, GaussianBlur(crop.blur, crop.sigma)),
         (crop.solarize, Solarize(crop.solarize)),
