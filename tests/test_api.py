@@ -95,7 +95,7 @@ def test_an_evaluation_has_its_page_and_numbers(run, outputs, capsys):
         ({"recipe": {"lrr": 1}}, "recipe.lrr: "),
         ({"objective": "foo"}, "objective=foo: "),
         ({"data": "/nowhere/at all"}, "data=/nowhere/at all: "),
-        ({"seed": object}, "recipe.seed=<class 'object'>: must be a string"),
+        ({"seed": object}, "recipe.seed=<class 'object'>: "),
     ],
 )
 def test_a_wrong_option_is_the_command_s_line(options, line, tmp_path):
@@ -308,7 +308,7 @@ def test_a_dictionary_in_a_group_changes_a_part_or_is_the_whole_value(run, outpu
     assert changed["data"]["augment"] == expected
     with pytest.raises(UserError, match=r"^workers=null: "):
         composed("pretrain", data=None, workers=None)
-    with pytest.raises(UserError, match=r"^data\.augment\.jiter: there is no such option; did you mean"):
+    with pytest.raises(UserError, match=r"^data\.augment\.jiter: .*\bjitter\b"):
         composed("pretrain", data={"augment": {"jiter": 0.8}})
 
 

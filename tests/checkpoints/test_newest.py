@@ -60,7 +60,7 @@ def test_the_last_finished_result_is_selected(tmp_path, stage, runs, selected):
     if selected is not None:
         assert newest(tmp_path, stage) == selected
         return
-    with pytest.raises(UserError, match=f"run the command {stage} first, or set checkpoint=PATH"):
+    with pytest.raises(UserError, match=rf"^checkpoint=newest: .*\b{stage}\b"):
         newest(tmp_path, stage)
 
 

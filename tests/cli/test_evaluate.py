@@ -298,10 +298,10 @@ def test_cached_features_are_those_of_the_pixel_format(tmp_path):
 
 
 def test_mistakes_name_the_option_of_the_probe(run):
-    with pytest.raises(OptionError, match=r"probes\.knn\.k=64: must be at most 63, "):
+    with pytest.raises(OptionError, match=r"^probes\.knn\.k=64: .*\b63\b"):
         measured(run, "probes.knn.k=[64]", "probes.few_shot_big_vision=null")
     names = ("ridge", "few_shot_big_vision", "sgd", "logistic", "knn", "retrieval")
-    with pytest.raises(UserError, match="name at least one"):
+    with pytest.raises(UserError, match=r"^probes="):
         measured(run, *(f"probes.{name}=null" for name in names))
 
 
@@ -326,12 +326,11 @@ def test_the_commands_of_a_report_have_its_image_size(tmp_path, tool, size, expe
 def test_a_refused_evaluation_leaves_nothing_behind(run, tmp_path):
     (tmp_path / "text.txt").write_text("mine")
     (tmp_path / "folder").mkdir()
-    for output, options, said in (
-        ("text.txt", [], "must be a folder, not a file"),
-        ("folder", ["report=false"], "must be a file, not a folder"),
-        ("report", ["probes.knn.k=[100000]"], "k=100000"),
+    for output, options, named in (
+        ("text.txt", [], f"^output={tmp_path}/text.txt: "),
+        ("folder", ["report=false"], f"^output={tmp_path}/folder: "),
+        ("report", ["probes.knn.k=[100000]"], "k=100000: "),
     ):
-        with pytest.raises(UserError, match=said) as refused:
+        with pytest.raises(UserError, match=named):
             measured(run, "probe@probes=[knn]", f"output={tmp_path}/{output}", *options)
-        assert output == "report" or str(refused.value).startswith(f"output={tmp_path}/{output}: ")
     assert {path.name: path.is_dir() for path in tmp_path.iterdir()} == {"text.txt": False, "folder": True}

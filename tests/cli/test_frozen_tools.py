@@ -146,10 +146,10 @@ def folder_of(path, count=3, **classes):
 @pytest.mark.parametrize(
     ("command", "options", "classes", "count", "line"),
     [
-        ("knn", (), ("ab", "ac"), 3, "the class c is not among the 2"),
-        ("knn", (), ([""], [""]), 3, "the images have no labels"),
-        ("knn", ("k=[6]",), ("ab", "ab"), 3, "k=6: must be at most 5, "),
-        ("linear_probe", (), ("ab", "ab"), 1, r"held_out=0\.1: no class has two training images"),
+        ("knn", (), ("ab", "ac"), 3, r"\bc\b.*\b2\b"),
+        ("knn", (), ([""], [""]), 3, r"\blabels\b"),
+        ("knn", ("k=[6]",), ("ab", "ab"), 3, r"^k=6: .*\b5\b"),
+        ("linear_probe", (), ("ab", "ab"), 1, r"^held_out=0\.1: "),
     ],
 )
 def test_images_that_cannot_be_measured_are_reported_before_features_are_read(

@@ -83,7 +83,7 @@ def test_every_augmentation_builds(name, images):
     config = composed(*options)
     config.check()
     config.build("data.augment")
-    with pytest.raises(Failure, match=r"^data\.augment\.flip=2: must be a number"):
+    with pytest.raises(Failure, match=r"^data\.augment\.flip=2: "):
         composed(*options, "data.augment.flip=2")
 
 

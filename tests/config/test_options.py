@@ -175,11 +175,11 @@ def test_a_part_of_a_users_own_is_found_by_its_name(tmp_path, monkeypatch):
     kind = options_of("target/edges")
     assert kind(count=3).count == 3
     for values, line in (
-        ({"count": 0}, "count=0: must be a whole number, 1 or more"),
-        ({}, "count: has no default and must be set, a whole number, 1 or more"),
-        ({"count": 1, "colour": "red"}, "colour=red: there is no such option; there are count"),
+        ({"count": 0}, "count=0: "),
+        ({}, "count: "),
+        ({"count": 1, "colour": "red"}, r"colour=red: .*\bcount\b"),
     ):
-        with pytest.raises(OptionError, match=f"^{line}$"):
+        with pytest.raises(OptionError, match=f"^{line}"):
             kind(**values)
     assert select(kind, {"count": 3, "colour": "red"}) == kind(count=3)
     assert kind(count=3).build().options == kind(count=3)
@@ -191,9 +191,7 @@ def test_a_manifest_tells_options_of_a_transform_that_there_are():
     path, encoder = Path("run/step_1"), {"image_size": [16, 24]}
     assert eval_transform(Checkpoint(path, {"encoder": encoder})) == CenterCrop(size=(16, 24))
     assert eval_transform(Checkpoint(path, {"view": {"size": 8, "fit": "squash"}})) == CenterCrop(size=8, fit="squash")
-    with pytest.raises(
-        manifest.CheckpointError, match=r"^run/step_1: view\.depth=3: there is no such option; there are"
-    ):
+    with pytest.raises(manifest.CheckpointError, match=r"^run/step_1: view\.depth=3: "):
         eval_transform(Checkpoint(path, {"view": {"size": 8, "depth": 3}}))
 
 

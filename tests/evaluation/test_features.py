@@ -110,7 +110,7 @@ def test_features_that_are_not_finite_are_refused():
     encoder = vit()
     encoder.blocks[1].contract.bias.data[0] = math.nan
     extract(Frozen(encoder, [FeatureSpec(1)], identity="x"), images(), CROP)
-    with pytest.raises(UserError, match="layer2_patch_mean: some features are not finite"):
+    with pytest.raises(UserError, match=r"^layer2_patch_mean: "):
         extract(Frozen(encoder, [FeatureSpec(1), FeatureSpec(2)], identity="x"), images(), CROP)
 
 
@@ -135,7 +135,7 @@ def test_what_options_mean():
             specs(encoder, **options)
     with pytest.raises(OptionError, match=r"pooling=both: .*patch_mean"):
         specs(vit(class_token=False, pooling="patch_mean"), pooling="both")
-    with pytest.raises(OptionError, match="layer=4: must be at most 3"):
+    with pytest.raises(OptionError, match=r"^layer=4: .*\b3\b"):
         Frozen(encoder, [FeatureSpec(4)], identity="x")
 
 

@@ -128,9 +128,9 @@ def test_no_queries_have_no_neighbours():
 @pytest.mark.parametrize(
     ("queries", "train", "k", "own", "message"),
     [
-        (normal(2, 4), normal(9, 4), 10, None, "k=10: must be at most 9, the images to search"),
-        (normal(2, 4), normal(9, 4), 9, torch.tensor([0, 1]), "k=9: must be at most 8, .* besides the query itself"),
-        (normal(2, 4), normal(9, 4) / torch.zeros(9, 1), 1, None, "the features of training image 0 are not finite"),
+        (normal(2, 4), normal(9, 4), 10, None, r"k=10: .*\b9\b"),
+        (normal(2, 4), normal(9, 4), 9, torch.tensor([0, 1]), r"k=9: .*\b8\b"),
+        (normal(2, 4), normal(9, 4) / torch.zeros(9, 1), 1, None, r"\btraining image 0\b"),
     ],
 )
 def test_says_in_a_line_what_cannot_be(queries, train, k, own, message):
@@ -146,7 +146,7 @@ def answers() -> list:
     found = [search(queries, train, 10), search(queries, train, 10, excluded=torch.arange(100))]
     found.append(search(queries[:2], train, 10))
     queries[-1] = torch.inf
-    with pytest.raises(UserError, match="query image 99 "):
+    with pytest.raises(UserError, match=r"\bquery image 99\b"):
         search(queries, train, 10)
     return [[column.tolist() for column in answer] for answer in found]
 

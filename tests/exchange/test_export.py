@@ -146,8 +146,8 @@ def test_transformers_opens_an_export_for_timm(tmp_path):
 
 def test_a_difference_of_timms_preprocessing_is_stated(tmp_path):
     folder, remarks = written(encoder(), tmp_path, "timm", manifest={"step": 3, "view": {"resize": 40}})
-    assert any("timm enlarges images" in text for text in remarks)
-    assert "timm enlarges images" in (folder / "README.md").read_text()
+    assert any("48:32" in text for text in remarks)
+    assert "48:32" in (folder / "README.md").read_text()
 
 
 def test_an_invalid_evaluation_transform_is_named(tmp_path):
@@ -159,12 +159,12 @@ def test_an_invalid_evaluation_transform_is_named(tmp_path):
     ("changes", "hidden", "named"),
     [
         ({"positions": "relative"}, None, "positions=relative"), ({"positions": "rotary"}, None, "positions=rotary"),
-        ({"positions_at": "every_layer"}, None, "positions_at=every_layer"), ({}, 64, "hidden layer"),
+        ({"positions_at": "every_layer"}, None, "positions_at=every_layer"), ({}, 64, "hidden"),
         ({"stem": {"layers": [1, 1], "width": 64}, "patch_size": 8}, None, "stem"),
-        ({"distillation_token": True, "pooling": "patch_mean"}, None, "distillation token without"),
-        ({"distillation_token": True, "mlp": "swiglu"}, None, "distillation token and"),
+        ({"distillation_token": True, "pooling": "patch_mean"}, None, "distillation token.*pooling=class_token"),
+        ({"distillation_token": True, "mlp": "swiglu"}, None, "distillation token.*mlp=swiglu"),
         ({"attention": "axial"}, None, "attention=axial"),
-        ({"norm_epsilon": 1e-5}, None, "norm_epsilon=1e-05"), ({"class_tokens": 2}, None, "2 class tokens"),
+        ({"norm_epsilon": 1e-5}, None, "norm_epsilon=1e-05"), ({"class_tokens": 2}, None, " 2 "),
     ],
 )  # fmt: skip
 def test_an_encoder_that_timm_does_not_support_is_named(changes, hidden, named):
@@ -182,7 +182,7 @@ def test_an_export_is_complete_or_the_old_one_stays(tmp_path, monkeypatch):
         raise OSError(28, "No space left")
 
     monkeypatch.setattr("ssvit.exchange.card.write", fail)
-    with pytest.raises(UserError, match="cannot be written"):
+    with pytest.raises(UserError, match=f"^{folder}: "):
         written(encoder(depth=1), tmp_path, "timm", overwrite=True)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["timm"]
@@ -198,11 +198,11 @@ def test_overwrite_replaces_exports_only(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (folder / "thesis.tex").write_text("mine")
     for output, checkpoint, named in (
-        (tmp_path / "text.txt", None, "must be a folder"),
-        (Path(), None, r"output=\.: contains link"),
+        (tmp_path / "text.txt", None, r"^output=.*text\.txt: "),
+        (Path(), None, r"^output=\.: .*\blink\b"),
         (Path("timm"), folder / "model.safetensors", "^output=timm: "),
         (tmp_path / "link", folder / "model.safetensors", "^output=.*link: "),
-        (folder, None, r"contains thesis\.tex"),
+        (folder, None, r"^output=.*: .*thesis\.tex"),
     ):
         with pytest.raises(OptionError, match=named):
             options.check_folder(output, checkpoint=checkpoint)
@@ -303,5 +303,5 @@ def test_timm_opens_its_own_models(name, tmp_path):
 def test_a_head_that_timm_does_not_support_is_named():
     torch.manual_seed(0)
     student = timm_options.Timm(model="efficientformer_l1", image_size=224).build()
-    with pytest.raises(UserError, match="no linear head"):
+    with pytest.raises(UserError, match=r"\befficientformer_l1\b"):
         student.with_head(torch.nn.Linear(student.width, 3))

@@ -137,45 +137,46 @@ def header(shape, descr="<f4"):
 SUFFIXES = (".safetensors", ".npz", ".pth")
 ATTACKS = {
     # Elements that are not stored in the file are not allocated.
-    "expanded.pth": (lambda path: pth(path, **{"norm.weight": torch.zeros(1).expand(1 << 31)}), "too few for"),
-    "compressed.pth": (lambda path: rewritten(path, zipfile.ZIP_DEFLATED), "compressed or encrypted"),
+    "expanded.pth": (lambda path: pth(path, **{"norm.weight": torch.zeros(1).expand(1 << 31)}), "norm.weight"),
+    "compressed.pth": (lambda path: rewritten(path, zipfile.ZIP_DEFLATED), "data.pkl"),
     # A pickle with more numbers than the member of its storage.
-    "overread.pth": (lambda path: rewritten(path, old=b"K\x46", new=b"J\0\0\0\x10"), "is damaged"),
-    "claimed.npz": (lambda path: npz(path, cls=header(f"(1, 1, {1 << 31})")), "too few for"),
-    "bomb.npz": (bomb, "too few for .* head/kernel"),
+    "overread.pth": (lambda path: rewritten(path, old=b"K\x46", new=b"J\0\0\0\x10"), ""),
+    "claimed.npz": (lambda path: npz(path, cls=header(f"(1, 1, {1 << 31})")), "cls"),
+    "bomb.npz": (bomb, "head/kernel"),
     # What calls, hashes or enters itself.
     "called.pth": (lambda path: pickled(path, b"c__builtin__\nbytearray\n\x8a\x05\0\0\0\0\x02\x85R."), "'bytearray'"),
-    "hashed.pth": (lambda path: pickled(path, b"})" + b"\x85" * 200_000 + b"K\x01s."), "60,000 tuples"),
-    "marks.pth": (lambda path: pickled(path, b"(" * 2_000_000 + b"."), "more than 1,000,000 opcodes"),
-    "long.pth": (lambda path: pickled(path, b"N" * 11_000_000), "longer than 10,000,000 bytes"),
-    "memo.pth": (lambda path: pickled(path, b"}r\xff\xff\xff\x7f."), "tensors are none"),
-    "graph.pth": (dictionaries, "more than 16 deep"),
-    "name.pth": (lambda path: torch.save({"x" * 300: torch.ones(1)}, path), "must have the layout"),
+    "hashed.pth": (lambda path: pickled(path, b"})" + b"\x85" * 200_000 + b"K\x01s."), "60,000"),
+    "marks.pth": (lambda path: pickled(path, b"(" * 2_000_000 + b"."), "1,000,000"),
+    "long.pth": (lambda path: pickled(path, b"N" * 11_000_000), "10,000,000"),
+    "memo.pth": (lambda path: pickled(path, b"}r\xff\xff\xff\x7f."), ""),
+    "graph.pth": (dictionaries, " 16 "),
+    "name.pth": (lambda path: torch.save({"x" * 300: torch.ones(1)}, path), "xxx"),
     # Empty files and other content.
-    **{f"empty{suffix}": (lambda path: path.touch(), "is damaged|older") for suffix in SUFFIXES},
-    **{f"text{suffix}": (lambda path: path.write_bytes(b"nonsense" * 100), "header|damaged") for suffix in SUFFIXES},
-    "list.safetensors": (lambda path: safetensors(path, b"[1, 2, 3] "), "is damaged"),
+    **{f"empty{suffix}": (lambda path: path.touch(), "") for suffix in SUFFIXES},
+    **{f"text{suffix}": (lambda path: path.write_bytes(b"nonsense" * 100), "") for suffix in SUFFIXES},
+    "list.safetensors": (lambda path: safetensors(path, b"[1, 2, 3] "), ""),
     # Headers.
-    "literal.npz": (lambda path: npz(path, cls=array("(" + "1," * 2_000_000 + ")", version=2)), "is damaged"),
-    "parentheses.npz": (lambda path: npz(path, cls=array("(" * 60_000)), "is damaged"),
-    "negative.npz": (lambda path: npz(path, cls=header("(-1, 1, 48)")), "is damaged"),
-    "digits.npz": (lambda path: npz(path, cls=header("(9" + "9" * 4_000 + ",)")), "too few for"),
-    "magic.npz": (lambda path: npz(path, cls=b"nonsense" * 9), "is damaged"),
-    "members.npz": (lambda path: npz(path, **{str(i): b"" for i in range(20_000)}), "members; at most 20,000"),
-    "object.safetensors": (lambda path: safetensors(path, b'{"a":' * 100_000), "is damaged"),
-    "long.safetensors": (lambda path: safetensors(path, b" " * 11_000_000), "header of 11,000,000 bytes"),
+    "literal.npz": (lambda path: npz(path, cls=array("(" + "1," * 2_000_000 + ")", version=2)), ""),
+    "parentheses.npz": (lambda path: npz(path, cls=array("(" * 60_000)), ""),
+    "negative.npz": (lambda path: npz(path, cls=header("(-1, 1, 48)")), ""),
+    "digits.npz": (lambda path: npz(path, cls=header("(9" + "9" * 4_000 + ",)")), "cls"),
+    "magic.npz": (lambda path: npz(path, cls=b"nonsense" * 9), ""),
+    "members.npz": (lambda path: npz(path, **{str(i): b"" for i in range(20_000)}), "20,000"),
+    "object.safetensors": (lambda path: safetensors(path, b'{"a":' * 100_000), ""),
+    "long.safetensors": (lambda path: safetensors(path, b" " * 11_000_000), "11,000,000"),
     "layers.safetensors": (lambda path: safetensors(path, empty(
-        "patch_embed.proj.weight", "pos_embed", *(f"blocks.{i}.norm1.weight" for i in range(20_000)))), "lacks"),
+        "patch_embed.proj.weight", "pos_embed", *(f"blocks.{i}.norm1.weight" for i in range(20_000)))),
+        "blocks.0.attn.proj.bias"),
     "number.safetensors": (lambda path: safetensors(path, empty(
-        "patch_embed.proj.weight", f"blocks.{'9' * 5_000}.norm1.weight")), "lacks tensors"),
+        "patch_embed.proj.weight", f"blocks.{'9' * 5_000}.norm1.weight")), "norm.bias"),
     # Tensors of other kinds.
     "sparse.pth": (lambda path: pth(path, **{"norm.weight": torch.ones(48).to_sparse()}), "_rebuild_sparse_tensor"),
     "names.safetensors": (lambda path: save_file(
-        {**weights(), "evil\n\x1b[31m" + "x" * 5_000: torch.ones(1)}, path), "unknown tensors"),
+        {**weights(), "evil\n\x1b[31m" + "x" * 5_000: torch.ones(1)}, path), r"evil\\n\\x1b"),
     # No files of weights.
-    "folder.pth": (lambda path: path.mkdir(), "not a regular file"),
-    "pipe.pth": (os.mkfifo, "not a regular file"),
-    "loop.pth": (lambda path: path.symlink_to(path), "cannot be read"),
+    "folder.pth": (lambda path: path.mkdir(), ""),
+    "pipe.pth": (os.mkfifo, ""),
+    "loop.pth": (lambda path: path.symlink_to(path), ""),
 }  # fmt: skip
 
 
@@ -199,7 +200,7 @@ def test_a_hostile_file_is_rejected_in_one_line(name, read):
     message = read["messages"][name]
     assert message.isprintable()
     assert len(message) < 500
-    assert re.search(ATTACKS[name][1], message), message
+    assert re.search(rf"/{name}: .*{ATTACKS[name][1]}", message), message
 
 
 def test_memory_is_bounded_and_torch_is_imported_for_its_files_only(read):
@@ -232,7 +233,7 @@ def test_no_code_in_a_file_is_executed(tmp_path):
 
 
 def test_nothing_larger_than_the_file_is_built(read):
-    assert re.search(r"has shape \S+, must be \S+$", read["wide"])
+    assert re.search(r"patch_embed\.proj\.bias: .*\b1x1\b.*\b40000\b", read["wide"])
 
 
 def test_parts_of_one_tensor_must_fit_together(tmp_path):

@@ -51,7 +51,7 @@ def test_files_are_of_images_of_any_size(name, tmp_path, capsys):
     for block in encoder.blocks:
         assert not block.attention.qkv.bias.chunk(3)[1].any()
     told = capsys.readouterr().out
-    assert "DINOv3's layout" in told
+    assert "DINOv3" in told
     assert "positions" not in told
 
 
@@ -67,10 +67,10 @@ def test_files_of_others_are_refused(tmp_path):
     peers.timm_dinov3(tmp_path)
     tensors = load_file(tmp_path / "timm.safetensors")
     for changes, said in (
-        ({"reg_token": None}, "lacks tensors in timm's layout"),
-        ({"blocks.0.attn.q_norm.weight": torch.ones(12)}, "unknown tensors .*blocks.0.attn.q_norm.weight"),
-        ({"blocks.1.gamma_2": None}, "lacks tensors in timm's DINOv3's layout: blocks.1.gamma_2"),
-        ({"blocks.0.attn.q_bias": torch.ones(48)}, "unknown tensors .*blocks.0.attn.q_bias"),
+        ({"reg_token": None}, "timm's layout: "),
+        ({"blocks.0.attn.q_norm.weight": torch.ones(12)}, "blocks.0.attn.q_norm.weight"),
+        ({"blocks.1.gamma_2": None}, "DINOv3.*: blocks.1.gamma_2"),
+        ({"blocks.0.attn.q_bias": torch.ones(48)}, "blocks.0.attn.q_bias"),
     ):
         changed = {name: value for name, value in (tensors | changes).items() if value is not None}
         save_file(changed, tmp_path / "changed.safetensors")
@@ -94,7 +94,7 @@ def test_pretraining_goes_on_from_it(tool, tmp_path):
     peer = peers.PEERS["huggingface_dinov3_swiglu"](tmp_path)
     given = (*TINY[:3], "data.image_size=[32,32]", *SHORT, "objective=mae", "probes=[]", "continuation=null")
     done = tool("pretrain", *given, f"checkpoint={peer.path}", "name=further", "recipe.steps=2", "recipe.warmup=1")
-    assert "DINOv3's layout" in done.stdout
+    assert "DINOv3" in done.stdout
     begun = tiny.loaded(peer.path, image_size=[32, 32])
     trained = tiny.loaded(tmp_path / "outputs" / "further", image_size=[32, 32])
     assert trained.arguments["positions"] == "rotary"

@@ -31,7 +31,7 @@ def test_the_gelu_of_hugging_face_is_that_of_its_configuration(tmp_path):
 def test_timms_other_activations_are_refused(tmp_path):
     save_file(peers.of_timm().state_dict(), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"model_args": {"act_layer": "quick_gelu"}}))
-    with pytest.raises(UserError, match="act_layer='quick_gelu': must be a GELU"):
+    with pytest.raises(UserError, match="act_layer='quick_gelu': "):
         reading.read_foreign(tmp_path / "model.safetensors", peers.TOLD)
 
 

@@ -182,5 +182,5 @@ def test_the_same_stem_may_be_written_in_other_words():
     ],
 )
 def test_another_stem_is_refused(stem):
-    with pytest.raises(OptionError, match=r"^stem=.*must be \{layers: \[1,1\], width: 32, epsilons: authors"):
+    with pytest.raises(OptionError, match=r"^stem=.*: .*\{layers: \[1,1\], width: 32, epsilons: authors"):
         vit_options.ViT(**SMALL, stem=stem).build().load_weights_from(build())

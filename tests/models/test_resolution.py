@@ -171,14 +171,16 @@ DIFFERENT = [
 def test_another_architecture_is_refused_by_name_and_nothing_is_taken(name, options, own, right):
     old, new = build(), build(1, **options)
     before = {key: value.clone() for key, value in new.state_dict().items()}
-    assert str(error_of(new.load_weights_from, old, how="paper")).startswith(f"{name}={own}: must be {right}, ")
+    option, _, expected = str(error_of(new.load_weights_from, old, how="paper")).partition(": ")
+    assert option == f"{name}={own}"
+    assert right in expected
     assert all(torch.equal(value, before[key]) for key, value in new.state_dict().items())
 
 
 @pytest.mark.parametrize("image_size", [16, 24])
 @pytest.mark.parametrize("how", ["bilinear", "", None])
 def test_a_way_that_is_none_is_refused(how, image_size):
-    with pytest.raises(OptionError, match=r"must be one of paper, timm$"):
+    with pytest.raises(OptionError, match=r"\bpaper, timm$"):
         build(image_size=image_size).load_weights_from(build(), how=how)
 
 
@@ -248,5 +250,5 @@ def test_an_objective_that_samples_patches_refuses_images_of_another_size(method
     if method in ("ibot", "simclr"):
         views = MultiCrop(MultiCropOptions(size=size, local_size=8, local_views=0, sigma=(0.1, 0.5)))(images, slots, 0)
         batch = Batch(views, None, slots)
-    with pytest.raises(OptionError, match=rf"^images={size}x{size}: must be 16x16 pixels"):
+    with pytest.raises(OptionError, match=rf"^images={size}x{size}: .*\b16x16\b"):
         objective(batch, objective.sample(slots, seed=0), scheduled)

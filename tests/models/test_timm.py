@@ -131,7 +131,7 @@ def test_a_run_that_was_stopped_between_two_micro_batches_ends_with_the_same_bit
             yield batch
 
     monkeypatch.setattr(Loader, "batches", signalled)
-    with pytest.raises(loop.Stopped, match="after step 4"):
+    with pytest.raises(loop.Stopped, match=r"\b4\b"):
         tiny.train(tmp_path / "parts", objective=classify(), steps=6, accumulate=2)
     monkeypatch.setattr(Loader, "batches", read)
     tiny.train(tmp_path / "parts", objective=classify(), steps=6, accumulate=2)
@@ -171,7 +171,7 @@ def test_a_model_of_timm_is_trained_and_commands_read_the_run(tmp_path):
     assert encoder.patch_features(pictures).shape == (3, 1, 1, 512)
     again = ssvit.finetune(run, **SHORT, **own, name="again")
     assert again.history[-1]["step"] == 4
-    with pytest.raises(UserError, match=r"^the encoder is timm's resnet10t"):
+    with pytest.raises(UserError, match=r"\bresnet10t\b"):
         run_tool("visualize", f"checkpoint={run.folder}", f"outputs={outputs}")
 
 
@@ -244,10 +244,10 @@ def test_what_cannot_be_is_told_in_one_line(command, options, said, tmp_path):
 def test_without_timm_the_extra_is_named(monkeypatch):
     timm_models.cache_clear()
     monkeypatch.setattr("ssvit.models.timm_options.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"^encoder=timm: requires timm: pip install 'ssvit\[timm\]'$"):
+    with pytest.raises(UserError, match=r"^encoder=timm: .*ssvit\[timm\]"):
         build()
 
 
 def test_timm_says_what_it_refuses():
-    with pytest.raises(OptionError, match=r"^model=resnet10t: .* unexpected keyword argument 'foo'"):
+    with pytest.raises(OptionError, match=r"^model=resnet10t: .*\bfoo\b"):
         build(arguments={"foo": 1})

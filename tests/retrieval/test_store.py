@@ -89,14 +89,14 @@ def test_images_are_replaced_and_removed_by_name(tmp_path):
 @pytest.mark.parametrize("value", [0.0, torch.nan, torch.inf])
 def test_a_vector_without_direction_changes_nothing(tmp_path, value):
     store = make(tmp_path / "store", 6)
-    with pytest.raises(UserError, match="image b "):
+    with pytest.raises(UserError, match=r"\bb\b"):
         store.add(["a", "b", "c"], [None] * 3, images(3)[2].index_fill(0, torch.tensor(1), value))
     assert content(Store.open(tmp_path / "store", ENCODER)) == content(store)
 
 
 def test_a_store_of_another_encoder_and_a_folder_of_other_files_are_refused(tmp_path):
     make(tmp_path / "store", 2)
-    with pytest.raises(StoreError, match=f"{ENCODER}, not with {OTHER}"):
+    with pytest.raises(StoreError, match=f"{ENCODER}.*{OTHER}"):
         Store.open(tmp_path / "store", OTHER)
     (tmp_path / "other").mkdir()
     refused(tmp_path / "other")
@@ -190,7 +190,8 @@ def test_a_second_writer_is_refused_with_the_process_that_writes(tmp_path):
     (tmp_path / "store" / "lock").write_text("process 1 on another host")  # of a process that was killed
     with writing(tmp_path / "store"), pytest.raises(StoreError) as error, writing(tmp_path / "store"):
         pass
-    assert f"process {os.getpid()} on {socket.gethostname()} " in str(error.value)
+    assert f" {os.getpid()} " in str(error.value)
+    assert socket.gethostname() in str(error.value)
     assert [path.name for path in (tmp_path / "store").glob("*")] == [
         path.name for path in (tmp_path / "store").glob(PART_FILES)
     ]

@@ -140,7 +140,7 @@ def test_a_merge_that_fails_leaves_a_checkpoint_that_is_whole(parted, monkeypatc
 
     monkeypatch.setattr(storage, "write_tensors", refusing(storage.write_tensors))
     monkeypatch.setattr(storage, "replace", refusing(storage.replace))
-    with pytest.raises(CheckpointError, match="cannot be written"):
+    with pytest.raises(CheckpointError, match=f"^{parted}.*: "):
         storage.merge(Checkpoint.open(parted))
     assert_equal(flat(parted), before)
 
@@ -152,7 +152,7 @@ def test_a_damaged_part_is_named_and_passed_over(saved, tmp_path):
     data = bytearray(part.read_bytes())
     data[-1] ^= 1
     part.write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"part_00001\.safetensors: is damaged"):
+    with pytest.raises(CheckpointError, match=r"part_00001\.safetensors: "):
         storage.load(Checkpoint.open(tmp_path / "step_00000003"))
     warnings = []
     assert storage.newest(tmp_path, warnings.append)[0].path.name == "step_00000002"

@@ -111,7 +111,7 @@ def test_lists_are_several_classes_or_none(tmp_path, kind, classes):
     if not isinstance(kind, hub.ClassLabel):
         other = [[7 if kind.dtype == "int64" else "wasp"]]
         hub.DatasetDict(train=part(range(9)), test=part(range(1), other)).save_to_disk(str(tmp_path / "other"))
-        with pytest.raises(UserError, match=r"other/test: the class (7|wasp) is not among the 3 classes"):
+        with pytest.raises(UserError, match=r"other/test: .*\b(7|wasp)\b.*\b3\b"):
             hugging_face(HuggingFaceOptions(root=str(tmp_path / "other"), label="label"))
 
 
@@ -152,10 +152,8 @@ def test_the_fingerprint_covers_labels_and_sizes(tmp_path):
 def test_an_unreadable_row_is_named():
     rows = [{"bytes": b"no image", "path": None}, None, {"bytes": None, "path": "/no/where.png"}]
     source = HubImages(table(range(3), images=rows), "image", called="set")
-    for row, reason in enumerate(
-        ("not an image of a known format", "the row has no image", "there is no file /no/where")
-    ):
-        with pytest.raises(Unreadable, match=rf"^set/{row}: {reason}"):
+    for row, named in enumerate(("", "", "/no/where.png")):
+        with pytest.raises(Unreadable, match=rf"^set/{row}: .*{named}"):
             source.read(row)
     assert source.fingerprint
 
@@ -163,13 +161,13 @@ def test_an_unreadable_row_is_named():
 @pytest.mark.parametrize(
     ("options", "start"),
     [
-        ({"root": "nobody/nothing"}, "data.root=nobody/nothing: the data set cannot be read: "),
-        ({"root": "empty"}, "data.root=empty: the data set cannot be read: "),
+        ({"root": "nobody/nothing"}, "data.root=nobody/nothing: "),
+        ({"root": "empty"}, "data.root=empty: "),
         ({"image": "picture"}, "image=picture: "),
         ({"label": "kind"}, "label=kind: "),
         ({"label": "image"}, "label=image: "),
         ({"config": "large"}, "config=large: "),
-        ({"test": "new"}, "saved/new: the class 7 "),
+        ({"test": "new"}, "saved/new: "),
     ],
 )
 def test_a_mistake_is_reported_in_one_line(tmp_path, monkeypatch, options, start):
@@ -183,5 +181,5 @@ def test_a_mistake_is_reported_in_one_line(tmp_path, monkeypatch, options, start
 
 def test_a_missing_package_is_reported_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"^root=.*datasets: pip install 'ssvit\[huggingface\]'$"):
+    with pytest.raises(UserError, match=r"^root=[^\n]*\bdatasets\b[^\n]*ssvit\[huggingface\][^\n]*$"):
         hugging_face(HuggingFaceOptions(root=str(tmp_path)))

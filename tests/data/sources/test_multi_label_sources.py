@@ -53,7 +53,7 @@ def test_wrong_tables_are_refused_in_one_line(tmp_path):
         with pytest.raises(UserError, match=words.replace("|", r"\|")):
             datasets.csv(datasets_options.Csv(table=path, **options))
     Path(path).write_text("path,label,split\n0.png,a|b,train\n1.png,a,train\n2.png,c,test\n")
-    with pytest.raises(UserError, match="the class c is not among the 2"):
+    with pytest.raises(UserError, match=r"\bc\b.*\b2\b"):
         datasets.csv(datasets_options.Csv(table=path, separator="|"))
 
 
@@ -72,7 +72,7 @@ def test_parts_sets_and_batches_keep_the_rows(tmp_path):
             number = batch.images[:, 0, 0, 0].long()  # the grey of an image is its number in the table
             assert batch.labels.dtype == torch.bool
             assert batch.labels.equal(expected(*number.tolist()))
-    with pytest.raises(UserError, match="for 9 images and 4 classes"):
+    with pytest.raises(UserError, match=r"\b9\b.*\b4\b"):
         Memory(memory.in_memory, source.labels[:, :3], CLASSES)
 
 

@@ -71,7 +71,7 @@ def test_hold_out_parts_the_set_the_same_way_each_time():
     assert torch.equal(hold_out(source, fraction=0.1, seed=0)[1].in_memory, kept.in_memory)
     assert not torch.equal(hold_out(source, fraction=0.1, seed=1)[1].in_memory, kept.in_memory)
     assert [len(part) for part in hold_out(source.take(torch.arange(2)), fraction=0.01, seed=0)] == [1, 1]
-    with pytest.raises(UserError, match="one image"):
+    with pytest.raises(UserError):
         hold_out(source.take(torch.arange(1)), fraction=0.5, seed=0)
 
 
@@ -111,19 +111,21 @@ def test_validation_is_for_choices_and_test_for_the_reported_figure():
     chosen = one.for_development(0.3)
     assert (len(chosen.train), len(chosen.validation), chosen.test) == (2, 1, None)
     assert one.for_development("validation").validation is validation
-    with pytest.raises(OptionError, match="development=validation: there are no validation images"):
+    with pytest.raises(OptionError, match="development=validation: "):
         other.for_development("validation")
 
 
-@pytest.mark.parametrize(("name", "reason"), [("test/6", "its images have no labels"), ("test/eel/6", "the class eel")])
+@pytest.mark.parametrize(("name", "reason"), [("test/6", "labels"), ("test/eel/6", "eel")])
 def test_test_images_without_labels_are_passed_over_unless_asked_for(tmp_path, name, reason):
     for one in ("train/ant/1", "train/cat/1", "val/cat/3", name):
         put_grey(tmp_path / f"{one}.png", 1)
     data = datasets.folder(datasets_options.Folder(root=str(tmp_path)))
     assert data.test_or_validation == ("validation", data.validation)
-    assert f"val/ 1 for evaluation; test/ is not used: {reason}" in data.summary.replace(f"{tmp_path}/test: ", "")
+    val, _, test = data.summary.replace(str(tmp_path), "").partition("test/")
+    assert "val/ 1 " in val
+    assert f" {reason}" in test
     if "eel" in name:
-        with pytest.raises(UserError, match=reason):
+        with pytest.raises(UserError, match=rf"\b{reason}\b"):
             datasets.folder(datasets_options.Folder(root=str(tmp_path), test="test"))
     else:
         assert datasets.folder(datasets_options.Folder(root=str(tmp_path), test="test")).test.labels is None
@@ -305,13 +307,13 @@ def test_masks_go_with_their_images(tmp_path):
     plain = datasets.folder(datasets_options.Folder(root=root))
     assert plain.train.mask(0) is None
     assert plain.train.fingerprint == data.train.fingerprint
-    with pytest.raises(UserError, match=r"1\.jpg has no mask"):
+    with pytest.raises(UserError, match=r"\b1\.jpg\b"):
         masks(plain.train, crop.mask, torch.tensor([0]))
     of.unlink()
-    with pytest.raises(UserError, match=r"3\.png: No such file"):
+    with pytest.raises(UserError, match=r"\b3\.png: "):
         masks(data.validation, crop.mask, torch.tensor([0]))
     assert Greys().mask(0) is None
-    with pytest.raises(OptionError, match="masks=nowhere: no such folder"):
+    with pytest.raises(OptionError, match="masks=nowhere: "):
         datasets.folder(datasets_options.Folder(root=root, masks="nowhere"))
 
 

@@ -162,7 +162,7 @@ def test_three_processes_measure_what_one_does(tmp_path, count):
 
 def test_what_fails_in_one_process_is_told_in_all(tmp_path):
     found = results(measured, 2, tmp_path, 20, 3, "labels")
-    assert ["no labels" in result["error"] for result in found] == [True, True]
+    assert ["labels" in result["error"] for result in found] == [True, True]
 
 
 def files(folder: Path, count: int, name: str = "{:04d}.png", first: int = 0) -> list[str]:
@@ -198,7 +198,7 @@ def test_unreadable_files_are_left_out_and_told(tmp_path):
     assert numbers_of(evaluated.figures["mistakes"]) == wrong.tolist()
     for path in paths[:5]:
         Path(path).write_bytes(b"no image")
-    with pytest.raises(UserError, match="6 of 200 image files cannot be read"):
+    with pytest.raises(UserError, match=r"\b6 of 200\b"):
         found(model)
 
 
@@ -230,7 +230,8 @@ def test_the_mistakes_shown_are_the_most_confident_ones_and_images_are_predicted
         wrong += errors
     wrong.sort(key=lambda error: error[:2])
     assert numbers_of(gallery) == [source_indices for _, source_indices, *_ in wrong[:24]]
-    assert gallery.title.startswith(f"{len(wrong)} mistakes in 300 test images")
+    assert gallery.title.startswith(f"{len(wrong)} ")
+    assert " 300 " in gallery.title
     captions = [picture.captions for row in gallery.rows for picture in row]
     assert captions == [(truth, f"→ {-100 * confidence:.0f} % {guess}") for confidence, _, truth, guess in wrong[:24]]
 
@@ -276,13 +277,13 @@ def test_figures_of_a_multi_label_classifier_are_those_of_scikit_learn():
 @pytest.mark.parametrize(
     ("source", "classes", "loss", "reason"),
     [
-        (Memory(tagged(3)), "abc", "softmax", "no labels"),
-        (Memory(tagged(0), [], "abc"), "abc", "softmax", "no test images"),
-        (Memory(tagged(3), [0, 1, 2], "abc"), "acb", "softmax", "class 1 is 'b', the model's is 'c'"),
-        (Memory(tagged(3), [0, 1, 2], "abc"), "ab", "softmax", "class 2 is 'c', the model's is absent"),
-        (Memory(tagged(3), [0, 1, 2], "abc"), "abcd", "softmax", "class 3 is absent, the model's is 'd'"),
-        (Memory(tagged(3), [0, 1, 2], "abc"), "abc", "multi_label", "several classes"),
-        (Memory(tagged(3), torch.eye(3) > 0, "abc"), "abc", "softmax", "several classes"),
+        (Memory(tagged(3)), "abc", "softmax", r"\blabels\b"),
+        (Memory(tagged(0), [], "abc"), "abc", "softmax", r"\btest\b"),
+        (Memory(tagged(3), [0, 1, 2], "abc"), "acb", "softmax", r"\b1 .*'b'.*'c'"),
+        (Memory(tagged(3), [0, 1, 2], "abc"), "ab", "softmax", r"\b2 .*'c'"),
+        (Memory(tagged(3), [0, 1, 2], "abc"), "abcd", "softmax", r"\b3 .*'d'"),
+        (Memory(tagged(3), [0, 1, 2], "abc"), "abc", "multi_label", r"\btraining\b.*\btest\b"),
+        (Memory(tagged(3), torch.eye(3) > 0, "abc"), "abc", "softmax", r"\btest\b.*\btraining\b"),
     ],
 )
 def test_images_that_do_not_fit_the_model_are_refused(source, classes, loss, reason):

@@ -116,16 +116,17 @@ def test_a_choice_is_stated_if_there_was_one():
 
 
 def test_the_data_are_described():
-    images = "3,781 training and 420 validation images"
-    assert report.data(METADATA) == [
-        f"{images}, 2 classes (chance 12.3 %, balanced 50.0 %); data: cifar10 in /data; precision: 32"
-    ]
-    assert report.data(METADATA | {"chance": None}) == [f"{images}, no labels; data: cifar10 in /data; precision: 32"]
+    (one,), (unlabelled,) = report.data(METADATA), report.data(METADATA | {"chance": None})
+    for line in (one, unlabelled):
+        assert all(part in line for part in ("3,781", "420", "cifar10 in /data", "precision: 32"))
+    assert all(part in one for part in ("2 classes", "12.3 %", "50.0 %"))
+    assert "%" not in unlabelled
     (several,) = report.data(METADATA | {"multi_label": True})
     assert "mAP 12.3 %" in several
     near = {"test_images": 3, "without": {"20-NN": 0.5123}, "pairs": []}
     _, copies = report.data(METADATA | {"near_duplicates": near})
-    assert copies.startswith("3 of the validation images (0.7 %)")
+    assert copies.startswith("3 ")
+    assert "0.7 %" in copies
     assert copies.endswith("20-NN 51.2 %")
 
 
