@@ -113,10 +113,10 @@ def after_retrieval(config: Config, pooling: str) -> str:
     """
     options: Retrieve = config.options
     line, folder = config.line, text_of(options.store)
-    name, store = "retrieve", ["action=query", f"store={folder}"]
+    name, store, query = "retrieve", ["action=query", f"store={folder}"], "|k|standardize"
     if pooling == PATCHES:  # which are not searched by pictures
-        name, store = "embed", [f"anomaly={folder}", "output=anomalies.parquet"]
-    repeated = line.retyped(r"(checkpoint|data|images|split|k|standardize)$|(encoder|data)\.")
+        name, store, query = "embed", [f"anomaly={folder}", "output=anomalies.parquet"], ""
+    repeated = line.retyped(rf"(checkpoint|data|images|split|window|overlap{query})$|(encoder|data)\.")
     return written(config, name, [*store, *repeated, "sheet=sheet.png", *line.arguments])
 
 

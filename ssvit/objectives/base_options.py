@@ -101,8 +101,12 @@ class Objective(Options):
             self._check_views(tree.augment)
         if self.samples_patches:
             self.check_size(tree)
-        if self.needs_distinct_images and tree.recipe and tree.recipe.repeats > 1:
-            raise RootOptionError("recipe.repeats", tree.recipe.repeats, "must be 1: the objective contrasts images")
+        if self.needs_distinct_images and (recipe := tree.recipe):
+            if recipe.repeats > 1:
+                raise RootOptionError("recipe.repeats", recipe.repeats, "must be 1: the objective contrasts images")
+            if recipe.batch_size < (least := 2 * recipe.accumulate):
+                expected = f"must be at least {least}: the objective contrasts the images of a micro-batch"
+                raise RootOptionError("recipe.batch_size", recipe.batch_size, expected)
 
     def check_size(self, tree: Tree) -> None:
         """Check that training images have the size of the encoder's images.

@@ -92,8 +92,8 @@ class FirstLook:
         self.sample = Sample(options, self.source, self.data, self.device)
         self.part, test = self.data.test_or_validation
         typed = {name: value for name, value in line.typed.items() if name.partition(".")[0] == "data"}
-        limits = options.train_images, options.test_images
-        identity = json.dumps([_VERSION, self.data.train.fingerprint, test.fingerprint, limits, typed], default=str)
+        chosen = options.train_images, options.test_images, options.precision
+        identity = json.dumps([_VERSION, self.data.train.fingerprint, test.fingerprint, chosen, typed], default=str)
         self.report: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
             self.report = json.loads((folder / _FILE).read_text())

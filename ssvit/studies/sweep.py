@@ -94,7 +94,7 @@ class Sweep:
         if name is None:
             return "\n".join([*text, f"best: not chosen by test images: {_NO_METRIC}"] if columns else text)
         lower = name in _LOSSES
-        if lower and "objective" in swept:
+        if lower and any(re.split(r"[.@]", option)[0] in ("objective", "target") for option in swept):
             return "\n".join([*text, "best: not chosen by the losses of different objectives"])
         best = (min if lower else max)(groups, key=lambda group: statistics.fmean(job.metrics[name] for job in group))
         chosen = best[0].options.items()

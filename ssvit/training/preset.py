@@ -47,8 +47,8 @@ def choose(
     """
     typed = typed or {}
     size = typed.get("data.image_size", 32 if side < 48 else 64)
-    share = max(1, min(64, images // 4) // processes)  # images per process
-    batch_size = typed.get("recipe.batch_size", share * processes)
+    parts = processes * typed.get("recipe.accumulate", 1)
+    batch_size = typed.get("recipe.batch_size", max(1, min(64, images // 4) // parts) * parts)
     samples = min(max(100 * images, 256_000), 1_280_000)
     # A multiple of 100, so that logging, evaluation and checkpoints divide it.
     steps = typed.get("recipe.steps", max(100, int(round(samples / batch_size, -2))))

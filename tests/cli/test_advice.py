@@ -109,6 +109,16 @@ def test_the_command_after_patches_reads_patches(called):
     untrained(Path("outputs/run"), "data=my set", *SMALL)
     _, name, options = called("retrieve", "action=index", "store=store", "features.pooling=patches", "my set")
     assert (name, "anomaly=store" in options) == ("embed", True)
+    _, name, options = called("retrieve", "action=query", "store=store", "patch=0,0", "k=3", "my set/a/0.png")
+    assert (name, "anomaly=store" in options) == ("embed", True)
+
+
+def test_the_command_after_windows_compares_windows(called):
+    untrained(Path("outputs/run"), "data=my set", *SMALL)
+    windows = ["window=8", "overlap=2"]
+    _, name, options = called("retrieve", "action=index", "store=store", *windows, "my set")
+    assert (name, {*windows} <= {*options}) == ("retrieve", True)
+    find_command(name).call(options)
 
 
 def test_advice_is_printed_where_it_applies(called):

@@ -177,6 +177,16 @@ def test_one_training_image_has_no_neighbours(tried, tmp_path, capsys):
     assert "class 1 (red)" in capsys.readouterr().out
 
 
+def test_another_precision_is_measured_again(tried, tmp_path, capsys):
+    folder = pictures(tmp_path / "photos", "red", "green")
+    tried(folder, precision=32)
+    capsys.readouterr()
+    tried(folder, precision=32)
+    assert f"{tmp_path}/outputs/try_photos: " not in capsys.readouterr().out
+    tried(folder, precision="bf16")
+    assert f"{tmp_path}/outputs/try_photos: " in capsys.readouterr().out
+
+
 def test_weights_in_the_caches_are_found(tmp_path, monkeypatch):
     weights, _ = exported.written(exported.encoder(image_size=32), tmp_path, "timm")
     for variable, name in (("HF_HUB_CACHE", "hub"), ("TORCH_HOME", "torch")):

@@ -259,6 +259,14 @@ def test_combinations_of_other_options_are_compared_by_their_means_over_seeds(tm
     assert last.endswith(f" {name} {spread(values[best])}: {folders}")
 
 
+@pytest.mark.parametrize("option", ["objective", "target", "objective.norm_pixels", "target@decoder.target"])
+def test_nothing_is_chosen_by_losses_of_different_meanings(tmp_path, option):
+    options = [[f"{option}=a"], [f"{option}=b"]]
+    table = of_seeds(tmp_path, options, **{"held_out/loss": [0.3, 4.9]}).table()
+    assert str(tmp_path) not in table
+    assert {"0.3", "4.9"} <= {*table.split()}
+
+
 @pytest.mark.parametrize("measure", ["accuracy", "map", "miou"])
 def test_jobs_with_nothing_but_test_images_have_no_best_one(tmp_path, measure):
     metrics = {f"test/{measure}": TESTED["test/accuracy"], "train/loss": (1.0, 2.0, 3.0)}

@@ -82,6 +82,7 @@ def test_chosen_numbers_follow_from_typed_ones():
     for size in range(1, 300):  # the largest divisor that gives eight patches or more, if there are as many pixels
         patch = choose(3000, 100, cores=2, typed={"data.image_size": size})["encoder.patch_size"]
         assert patch == max(side for side in range(1, size + 1) if size % side == 0 and side <= max(1, size // 8))
+    assert choose(60, 100, cores=2, processes=2, typed={"recipe.accumulate": 2})["recipe.batch_size"] == 12
     assert (chosen["recipe.warmup"], chosen["recipe.evaluate_every"], chosen["recipe.log_every"]) == (2, 5, 1)
 
 

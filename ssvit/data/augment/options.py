@@ -90,7 +90,7 @@ class RandomCrop(Crop):
     def check_consistency(self) -> None:
         """Check the blur and the rotations against the size of the crop."""
         side, radius = min(map(min, self.sizes)), reach(self.sigma)
-        if self.blur and radius >= side:
+        if any(self.blur if isinstance(self.blur, Sequence) else [self.blur]) and radius >= side:
             raise OptionError("sigma", self.sigma, f"must be smaller: the filter's radius is {radius} pixels")
         if self.quarter_turns and any(h != w for h, w in self.sizes):
             raise OptionError("quarter_turns", True, "requires square crops; rotation=180 rotates crops of any shape")
@@ -154,7 +154,7 @@ class MultiCrop(InceptionCrop):
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
         """Return height and width of global and of local views."""
-        return self.size, self.local_size
+        return (self.size, self.local_size) if self.local_views else (self.size,)
 
     def check(self, tree: Tree) -> None:
         """Check also that the encoder's patch size divides local views."""

@@ -464,6 +464,8 @@ def test_dinos_views_are_crops_with_their_changes():
         assert view.equal(InceptionCrop(size=size, scale=scale, **changes).build()(list(pictures), slots, 5, number))
     assert (every[0] != every[1]).flatten(1).any(1).sum() > 30
     assert set(MultiCrop(**SMALL | {"local_views": 0}).build()(pictures, slots, 0)) == {"global"}
+    for unused in ({"local_views": 0}, {"blur": (0, 0, 0)}):  # neither local views nor a blur limit the filter
+        MultiCrop(**SMALL | {"local_size": 2, "sigma": (0.1, 1.0)} | unused)
     with pytest.raises(UserError, match=r"^data\.augment: .*global and local"):
         _ = Batch(found, None, slots).images
 
