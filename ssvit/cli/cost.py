@@ -18,9 +18,10 @@ from ssvit.training.options import Pretrain
 def run(config: Config) -> None:
     """Print the cost (`ssvit.training.benchmark.measure`) as a line of JSON."""
     options: Pretrain = config.options
-    if (options.launch.processes or 1) > 1:
-        raise OptionError("launch.devices", options.launch.devices, "must be 1: a step is timed in a single process")
-    options = options.changed(launch=options.launch.changed(devices=1))
+    launch = options.launch.changed(devices=1) if options.launch.devices == "auto" else options.launch
+    if launch.processes != 1:
+        raise OptionError("launch.devices", launch.devices, "must be 1, on one machine: a single process is timed")
+    options = options.changed(launch=launch)
     Tree(options).check()
 
     from ssvit.training import runtime

@@ -113,7 +113,8 @@ def recipes(config: Config, session: "Session", seconds: float) -> list[Recipe]:
         return [recipe, recipe.changed(**{**added, **options.scratch_recipe})] * options.seeds
     if options.sweep:
         return [recipe] * (len(options.table4.learning_rates) + 1)
-    session.compared_steps = half.options.recipe.steps if (half := _half(session, config)) else 0
+    compared = _without_test_images(session, config)
+    session.compared_steps = compared.options.recipe.steps if compared and _holds_out(session, compared.options) else 0
     return [recipe]
 
 
@@ -186,9 +187,10 @@ def run(config: Config) -> Path:
             comparison.choose(trained, folder=folder.path, **options.table4.values())
         else:
             session.train(options, folder.path)
-            keep(folder.path, options, rows(folder.path))
-            if half := _half(session, config):
-                _check_frozen(session, half, rows(folder.path))
+            finetuned = rows(folder.path)
+            keep(folder.path, options, finetuned)
+            if without_test := _without_test_images(session, config):
+                _check_frozen(session, without_test, finetuned)
                 if is_main_process():
                     print_lines(f"CPU time of this run and the comparison: {session.spent}")
         if is_main_process():
@@ -197,7 +199,7 @@ def run(config: Config) -> Path:
     return folder.path
 
 
-def _half(session: "Session", config: Config) -> Config | None:
+def _without_test_images(session: "Session", config: Config) -> Config | None:
     """Return the configuration of a run without test images, if frozen features are compared with fine-tuning.
 
     Half of the training images are held out unless there are validation images.
@@ -210,9 +212,14 @@ def _half(session: "Session", config: Config) -> Config | None:
     train, is_study = session.data(options).train, options.development is not None
     if is_study or len(train) >= _FEW * len(train.classes) or train.labels is None or is_multi_label(train.labels):
         return None
-    half = config.changed({"development": 0.5})
-    half = half.changed(finetuning.chosen_schedule(half.options, half.line.values)[0])
-    return None if half.options.recipe.batch_size > len(session.data(half.options).train) else half
+    changed = config.changed({"development": 0.5})
+    changed = changed.changed(finetuning.chosen_schedule(changed.options, changed.line.values)[0])
+    return None if changed.options.recipe.batch_size > len(session.data(changed.options).train) else changed
+
+
+def _holds_out(session: "Session", options: Finetune) -> bool:
+    """Return whether a run without test images has other validation images than a run with them."""
+    return session.data(options).validation is not session.data(options.changed(development=None)).validation
 
 
 def _check_frozen(session: "Session", config: Config, finetuned: comparison.Rows) -> None:
@@ -220,21 +227,21 @@ def _check_frozen(session: "Session", config: Config, finetuned: comparison.Rows
 
     Args:
         session: The session.
-        config: The configuration without test images, with half of the training images if others are held out.
-        finetuned: Rows of the run on all training images, which is the result if there are validation images.
+        config: The configuration of `_without_test_images`.
+        finetuned: Rows of the run on all training images, which are used if no training images are held out.
     """
     options: Finetune = config.options
-    whole, data = session.data(options.changed(development=None)), session.data(options)
-    images = "held-out training" if data.validation is not whole.validation else "validation"
+    is_halved = _holds_out(session, options)
     if (frozen := session.frozen(options)) is None:
         if is_main_process():
             print_lines("few labels: not compared with frozen features, which requires two labels of each class")
         return
-    if images != "validation":
+    if is_halved:
         finetuned = session.run("half", options, Configuration.of_run(config))
     (*_, tuned) = comparison.scored(finetuned, comparison.VALIDATION_OR_TEST)
     if tuned.images is None or not is_main_process():
         return
+    images = "held-out training" if is_halved else "validation"
     error = error_of_difference(frozen, (tuned.accuracy, tuned.images))
     words = verdict(Interval.around(frozen[0] - tuned.accuracy, error))
     advice = "; ssvit evaluate measures it on the test images" if frozen[0] > tuned.accuracy else ""

@@ -157,7 +157,7 @@ class _Finished(NamedTuple):
 def _finished(outputs: Path, stage: str) -> Iterator[_Finished]:
     """Yield the finished runs of a stage.
 
-    Damaged runs, control runs of a comparison, and runs of another run that choose on held-out images are left out.
+    Damaged runs, control runs of a comparison, and runs within another one that have held-out images are left out.
     """
     for file in outputs.rglob("config.yaml"):
         try:

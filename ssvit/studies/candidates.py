@@ -147,8 +147,8 @@ class Sample:
 
 def _probes(split: Split) -> dict[str, Any]:
     """Return the results of the probes by name."""
-    results, k = {}, min(_NEIGHBOURS, len(split.train) - 1)
-    for name, options in {"ridge": Ridge(), **({f"{k}-NN": Knn(k=(k,))} if k else {})}.items():
+    results, k = {}, max(1, min(_NEIGHBOURS, len(split.train) - 1))
+    for name, options in {"ridge": Ridge(), f"{k}-NN": Knn(k=(k,))}.items():
         probe = options.build()
         check_labels(probe, split.train.known_labels, split.test.known_labels, split.classes)
         result = score(name, probe, split, lambda done, total: None)

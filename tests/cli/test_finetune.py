@@ -24,8 +24,10 @@ from torchvision.transforms.v2 import functional as tvf
 import ssvit
 from ssvit.api import Run
 from ssvit.checkpoints import manifest
-from ssvit.checkpoints.checkpoint import checkpoint_folder
+from ssvit.checkpoints.checkpoint import FINETUNE, checkpoint_folder
 from ssvit.cli import find_command
+from ssvit.cli import finetune as cli
+from ssvit.training.session import Session
 
 RUN = "masked_patch_shapes"
 # Options of TINY's images and model that a fine-tuning may repeat.
@@ -173,6 +175,13 @@ def test_with_few_labels_and_validation_images_there_is_no_second_run(outputs, t
     tuned = 100 * rows(outputs / "three", "validation/accuracy")[6]
     assert float(re.findall(r"\(([\d.]+) %\)", line)[1]) == pytest.approx(tuned, abs=0.05)
     assert "16 validation images" in line
+    for validation, runs_again in (("auto", False), ("null", True)):  # what the estimate of the time includes
+        images = (f"data={tmp_path}/images", "data.image_size=16", f"data.validation={validation}")
+        options = (f"outputs={outputs}", f"checkpoint={outputs / RUN}", *SHORT, "check_frozen=true", "name=a", *images)
+        config = cli.complete(composed(*options, tool="finetune").config)
+        session = Session(config.options, tmp_path / "session", stage=FINETUNE)
+        cli.recipes(config, session, 1.0)
+        assert (session.compared_steps > 0) == runs_again
 
 
 def test_random_weights_are_trained_for_the_time_of_both_stages(outputs, tool):
