@@ -20,7 +20,8 @@ def run(config: Config) -> None:
     options: Pretrain = config.options
     launch = options.launch.changed(devices=1) if options.launch.devices == "auto" else options.launch
     if launch.processes != 1:
-        raise OptionError("launch.devices", launch.devices, "must be 1, on one machine: a single process is timed")
+        name = "num_nodes" if launch.num_nodes > 1 else "devices"
+        raise OptionError(f"launch.{name}", getattr(launch, name), "must be 1: a step is timed in a single process")
     options = options.changed(launch=launch)
     Tree(options).check()
 

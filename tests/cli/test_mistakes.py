@@ -70,6 +70,7 @@ MISTAKES = (
     "pretrain objective=supervised distillation=deit teacher=/no/where",
     f"evaluate checkpoint={RUN} probes=[ridge,knn] report=false",
     "cost data=shapes launch.devices=2 launch.accelerator=cpu -> launch.devices=2: ",
+    "cost data=shapes launch.num_nodes=2",
     "pretrain objective=simclr recipe.batch_size=1",
     "pretrain objective=simclr recipe.accumulate=4 recipe.batch_size=4",
     "pretrian -> pretrian: … pretrain",
