@@ -101,8 +101,12 @@ def add_encoders(line: CommandLine) -> None:
     """
     entries = line.typed.pop("against")
     entries = entries if isinstance(entries, list) else [entries]
-    names = {re.sub(r"\W+", "_", Path(str(entry)).name): str(entry) for entry in entries}
-    if len(names) < len(entries):
+    paths = {str(entry): Path(str(entry)) for entry in entries}
+    for depth in range(1, max((len(path.parts) for path in paths.values()), default=1) + 1):
+        names = {re.sub(r"\W+", "_", "/".join(path.parts[-depth:])): entry for entry, path in paths.items()}
+        if len(names) == len(entries):  # steps of different runs are in folders with equal names
+            break
+    else:
         raise OptionError("against", entries, "must be encoders with different names")
     for name, entry in names.items():
         if ":" in entry or Path(entry).exists():

@@ -109,13 +109,21 @@ def recipes(config: Config, session: "Session", seconds: float) -> list[Recipe]:
     recipe = options.recipe
     if options.compare:
         earlier = _pretraining(options)
-        added = finetuning.schedule(recipe.steps + round(earlier.seconds / seconds)) if earlier else {}
+        added = _schedule(config, recipe.steps + round(earlier.seconds / seconds)) if earlier else {}
         return [recipe, recipe.changed(**{**added, **options.scratch_recipe})] * options.seeds
     if options.sweep:
         return [recipe] * (len(options.table4.learning_rates) + 1)
     compared = _without_test_images(session, config)
     session.compared_steps = compared.options.recipe.steps if compared and _holds_out(session, compared.options) else 0
     return [recipe]
+
+
+def _schedule(config: Config, steps: int) -> dict[str, int]:
+    """Return the schedule of a number of steps, without typed options, which the recipe contains already."""
+    schedule = finetuning.schedule(steps)
+    return {
+        name: value for name, value in schedule.items() if name == "steps" or f"recipe.{name}" not in config.line.typed
+    }
 
 
 def _pretraining(options: Finetune) -> comparison.Spent | None:
@@ -177,7 +185,7 @@ def run(config: Config) -> Path:
                 if pretraining is None or not after.seconds:
                     return {}
                 steps = round(after.images / batch_size * (1 + pretraining.seconds / after.seconds))
-                return {f"recipe.{name}": value for name, value in finetuning.schedule(steps).items()}
+                return {f"recipe.{name}": value for name, value in _schedule(config, steps).items()}
 
             comparison.compare_sides(
                 trained, comparison.sides(options.scratch_recipe), seed=options.recipe.seed, seeds=options.seeds,

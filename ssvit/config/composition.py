@@ -76,7 +76,7 @@ def compose(
         options = completed(plain, {"": options_class})
         for option, value in values.items():
             set_option(options, option, value, force=line.prefixes.get(option) == "++")
-        _shorten_warmup(options, line)
+        _fit_warmup(options, line)
         options = completed(options, {"": options_class})
         if "name" not in line.typed and isinstance(options.get("name"), str):
             options["name"] = options["name"].format_map(files)
@@ -217,14 +217,21 @@ def _leave_out_inapplicable(options: Plain) -> None:
             del options["encoder"][option]
 
 
-def _shorten_warmup(options: Plain, line: CommandLine) -> None:
-    """Shorten a warm-up from a file of options that is not shorter than the run, as `preset` chooses it."""
+def _fit_warmup(options: Plain, line: CommandLine) -> None:
+    """Make a warm-up shorter than the run if one of the two is not typed.
+
+    A warm-up from a file of options is shortened, as `preset` chooses it. With a budget, which determines the number of
+    steps later, the number in the file is increased.
+    """
     recipe = options.get("recipe")
-    if not isinstance(recipe, dict) or "recipe.warmup" in line.values:
+    if not isinstance(recipe, dict):
         return
     steps, warmup = recipe.get("steps"), recipe.get("warmup")
     if type(steps) is int and type(warmup) is int and warmup >= steps > 0:
-        recipe["warmup"] = steps // 20
+        if "recipe.warmup" not in line.values:
+            recipe["warmup"] = steps // 20
+        elif options.get("budget") is not None and "recipe.steps" not in line.values:
+            recipe["steps"] = warmup + 1
 
 
 def set_option(options: Plain, name: str, value: object, *, force: bool = False) -> None:

@@ -118,13 +118,14 @@ def remove(folder: str, images: Sequence[str]) -> list[str]:
         OptionError: A name belongs to no picture of the store.
         StoreError: The folder is not a store, or cannot be written.
     """
-    forms = (os.path.normpath, os.path.abspath)
-    requested = {name: image for image in images for form in forms if (name := form(image)) != os.curdir}
+    forms = {image: {os.path.normpath(image), os.path.abspath(image)} - {os.curdir} for image in images}
+    requested = set().union(*forms.values())
     with writing(Path(folder)):
         store = Store.open(folder, encoder_of(folder))
         files = {name: parsed_name(name)[0] for name in store.names}
-        paths = {name: requested.keys() & {name, file, *map(str, Path(file).parents)} for name, file in files.items()}
-        unused = {*images} - {requested[path] for path in chain(*paths.values())}
+        paths = {name: requested & {name, file, *map(str, Path(file).parents)} for name, file in files.items()}
+        found = {*chain(*paths.values())}
+        unused = [image for image, of_image in forms.items() if found.isdisjoint(of_image)]
         if unused:
             raise OptionError("images", min(unused), f"must be a picture of {folder}, or a folder of such pictures")
         removed = [name for name in store.names if paths[name]]

@@ -87,13 +87,15 @@ class Retrieve(Pictures):
         super().check_consistency()
         if self.patch is not None and (self.action != QUERY or not isinstance(self.index, Flat | None)):
             raise OptionError("patch", [*self.patch], f"requires action={QUERY} and exact search (index=flat)")
+        for name in ("sheet", "output"):
+            if (file := getattr(self, name)) is not None:
+                if self.action != QUERY:
+                    raise OptionError(name, file, f"requires action={QUERY}")
+                file_to_write(name, file)
         if self.action != INDEX and not Path(self.store).is_dir():
             raise OptionError("store", self.store, f"no such folder; action={INDEX} creates a store")
         if self.action == REMOVE and not self.images:
             raise OptionError("images", "", "must be the pictures to remove, or folders of them, after the options")
-        for name in ("sheet", "output"):
-            if getattr(self, name) is not None:
-                file_to_write(name, getattr(self, name))
 
 
 class Embed(Pictures):
@@ -130,6 +132,8 @@ class Embed(Pictures):
             raise OptionError(
                 "anomaly", self.anomaly, f"no such folder; `ssvit retrieve action={INDEX}` creates a store"
             )
+        if self.split != ALL and self.data is None:
+            raise OptionError("split", self.split, "requires a data set (data=…)")
         if self.sheet is not None and self.anomaly is None:
             raise OptionError("sheet", self.sheet, "requires a reference store (anomaly=STORE)")
         for name in ("output", "sheet"):

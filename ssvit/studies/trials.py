@@ -26,7 +26,7 @@ from ssvit.figures.base import Figure
 from ssvit.studies import methods
 from ssvit.training.budget import schedule
 from ssvit.training.options import RunOptions
-from ssvit.values import text_of
+from ssvit.values import text_of, value_of
 
 _ELSEWHERE = ("data.root", "workers", "loader_timeout", "launch")  # options that do not affect results
 _OF_PROCESSES = ("launch.devices", "launch.num_nodes")  # a step is timed in a single process
@@ -117,8 +117,8 @@ def check_images(options: Study, *, most: int = 0) -> None:
     source = options.data
     data_set = source if isinstance(source, DataSet) else DataSet()
     option = next((option for option in reversed(options.finetune) if option.startswith(_SUBSET)), _SUBSET)
-    subset = option.removeprefix(_SUBSET)
-    required = {("images", most): most, ("finetune", option): int(subset) if subset.isdigit() else 0}
+    subset = value_of(option.removeprefix(_SUBSET) or "0")
+    required = {("images", most): most, ("finetune", option): subset if isinstance(subset, int) else 0}
     labelled, available = data_set.labelled, data_set.count(at_most=max(required.values()))
     if labelled is None or (available is None and any(required.values())):  # the options do not determine them
         train = options.build_part("data").train

@@ -73,11 +73,9 @@ class Recipe(Options):
     checkpoint is kept."""
 
     def check_consistency(self) -> None:
-        """Check warm-up, accumulation and the metric of the best checkpoint."""
+        """Check warm-up, repetitions and the metric of the best checkpoint."""
         if self.warmup >= self.steps:
             raise OptionError("warmup", self.warmup, f"must be less than steps={self.steps}")
-        if self.batch_size % self.accumulate:
-            raise OptionError("accumulate", self.accumulate, f"must divide batch_size={self.batch_size}")
         if self.repeats > self.batch_size:
             raise OptionError("repeats", self.repeats, f"must be at most batch_size={self.batch_size}")
         if self.best not in (None, "auto") and "/" not in self.best:
@@ -87,10 +85,9 @@ class Recipe(Options):
             raise OptionError("best", self.best, expected)
 
     def check(self, tree: Tree) -> None:
-        """Check the batch size against the processes and the number of images."""
+        """Check the batch size against the processes, the micro-batches and the number of images."""
         count = tree.launch.processes if isinstance(tree.launch, Launch) else None
-        if count is not None:
-            check_shares(batch_size=self.batch_size, accumulate=self.accumulate, processes=count)
+        check_shares(batch_size=self.batch_size, accumulate=self.accumulate, processes=count or 1)
         images = count_images(tree, at_most=self.batch_size)
         if images is not None and self.batch_size > images:
             raise OptionError("batch_size", self.batch_size, f"must be at most the {images} training images")

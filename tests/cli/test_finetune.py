@@ -193,6 +193,7 @@ def test_random_weights_are_trained_for_the_time_of_both_stages(outputs, tool):
     before, after = seconds(outputs / RUN), seconds(folder / "pretrained_seed0")
     config = yaml.safe_load((folder / "scratch_seed0" / "config.yaml").read_text())
     assert config["recipe"]["steps"] == round(6 * (before + after) / after)
+    assert config["recipe"]["warmup"] == 2  # as typed
     assert rows(folder / "scratch_seed0", "test/accuracy").keys() >= {config["recipe"]["steps"]}
 
 

@@ -252,6 +252,7 @@ def test_a_warm_up_of_a_file_is_shortened_to_less_than_the_steps_and_a_typed_one
     assert recipe["warmup"] == 1
     with pytest.raises(Failure, match=r"^recipe\.warmup=20: "):
         composing.composed("recipe.steps=20", "recipe.warmup=20", "preset=null")
+    composing.composed("budget=60s", "recipe.warmup=5000")  # the budget determines the number of steps
 
 
 def test_values_that_are_not_texts_keep_their_meaning():

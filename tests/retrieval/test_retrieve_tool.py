@@ -121,7 +121,7 @@ def test_an_updated_store_has_features_of_the_current_files_and_none_of_removed_
     np.testing.assert_allclose(store.features.numpy(), features(work, store.names), atol=1e-4)
     line = one_line(tool("retrieve", "action=remove", "store=own_store", "own/bee", "own/ant/2.png", status=2))
     assert line.startswith("ssvit: images=own/ant/2.png: ")
-    tool("retrieve", "action=remove", "store=own_store", "own/bee")
+    tool("retrieve", "action=remove", "store=own_store", "own/bee", str(pictures / "bee"), "./own/bee/")
     assert opened(work / "own_store").names == [str(pictures / "ant" / "0.png")]
 
 

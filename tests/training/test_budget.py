@@ -34,6 +34,7 @@ def test_the_number_of_steps_fits_the_budget_after_the_preparation(call, costs, 
     costs(step=0.5, preparation=2.0)
     folder = call("pretrain", *SMALL, "budget=7s")
     assert trained(folder) == (7 - 2) / 0.5
+    assert "recipe.warmup=10: " in str(error_of(call, "pretrain", *SMALL, "budget=7s", "recipe.warmup=10", "name=long"))
 
 
 def test_a_continued_run_keeps_its_number_of_steps(call, costs, tmp_path):
