@@ -65,6 +65,9 @@ def run(config: Config) -> Path | None:
     from ssvit.training.recipe import Recipe
 
     probes = {name: options.build_part(f"probes.{name}") for name in options.chosen}
+    titles = [probe.title for probe in probes.values()]
+    if equal := [title for title in titles if titles.count(title) > 1]:
+        raise OptionError("probes", [*probes], f"two of these are {equal[0]}: change the options of one")
     data = frozen.images(options, probes)
     encoders = frozen.encoders_of(options, data, checkpoint, specs, others)
     began = cpu_time()
@@ -120,7 +123,7 @@ def run(config: Config) -> Path | None:
         print_lines(f"report: {', '.join(map(str, written))}")
         paths = {other.name: str(other.loading.checkpoint().path) for other in others}
         paths[own] = str(checkpoint.path)
-        kept = [result for result in scores if result.chance is not None and splits[result.probe] is split]
+        kept = [result for result in scores if result.chance is not None and splits[result.probe].has_images_of(split)]
         of_kept = comparison.accuracies(kept, own)
         images_of = options.outputs, split.test.source, split.part
         following = commands or [advice.written(config, "visualize", [f"checkpoint={checkpoint.path}"])]

@@ -76,7 +76,7 @@ class Loader:
             raise OptionError("batch_size", self.batch_size, reason)
         self._micro_batch = self.batch_size // (self.accumulate * self.world)
         self._recorded = size * self.repeats if self.records else 0  # the slots of the first epoch
-        self._tally = _Tally(size)
+        self._tally = Tally(size)
         self.unreadable = self._tally.reasons
 
     def batches(self, first_step: int, last_step: int) -> Generator[Batch]:
@@ -217,7 +217,7 @@ def evaluation_batches(
         batches = (Batch.of_view(images[part], None if labels is None else labels[part], part) for part in parts)
         return (batch._replace(indices=batch.slots).to(device).augmented(transform, 0) for batch in batches)
     work = ((part, part) for part in parts)
-    add = report or _Tally(count).add
+    add = report or Tally(sum(map(len, parts)), of=count).add
     reader = _Reader(source, transform, None)
 
     def tally(result: Read) -> None:
@@ -298,11 +298,16 @@ class _Reader(Dataset[Result]):
             yield from (numbers * len(self.source)).long().tolist()
 
 
-class _Tally:
-    """Count opened and unreadable files, and stop the run once too many are unreadable."""
+class Tally:
+    """Count opened and unreadable files, and stop the run once too many are unreadable.
 
-    def __init__(self, size: int) -> None:
-        self.size, self.opened = size, 0
+    Args:
+        size: Number of images that this process reads.
+        of: Number of all images; None if this process reads all.
+    """
+
+    def __init__(self, size: int, of: int | None = None) -> None:
+        self.size, self.of, self.opened = size, size if of is None else of, 0
         self.reasons: dict[str, str] = {}
 
     def add(self, opened: int, failures: list[Unreadable]) -> None:
@@ -318,7 +323,7 @@ class _Tally:
         self.opened = min(self.opened + opened, self.size)
         self.reasons |= {failure.path: failure.reason for failure in failures}
         allowed = TOLERATED * self.opened
-        if self.opened < self.size:  # plus three standard deviations, so that chance does not stop a run
+        if self.opened < self.of:  # plus three standard deviations, so that chance does not stop a run
             allowed += 3 * math.sqrt(allowed)
         if self.opened >= min(_ENOUGH, self.size) and len(self.reasons) > allowed:
             path, reason = next(iter(self.reasons.items()))

@@ -309,7 +309,8 @@ def timed(function: Extractor, source: Source, transform: Transform, **loading: 
     few, device = source.take(torch.arange(min(_FEW, len(source)))), torch.device(loading.get("device", "cpu"))
     for _ in range(2):  # the first pass initialises libraries
         began = clock(device)
-        features = extract(function, few, transform, **loading)
+        # The pass over all images reports the unreadable ones.
+        features = extract(function, few, transform, report=lambda *_: None, **loading)
         seconds = clock(device) - began
     return seconds / len(few), features
 

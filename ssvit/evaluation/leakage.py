@@ -114,13 +114,25 @@ def overlap(
         index.add(pictures)
         (first, second), (nearest, _) = (columns.T for columns in index.search(of_pictures, 2))
         bits = int(_PART * np.quantile(second, _TYPICAL, method="lower"))
-        similar = (first <= bits) & ~np.isin(contents[nearest], of_train) & (bits > 0)
+        similar = (first <= bits) & (bits > 0)
+        is_train = np.isin(contents, of_train)
+        if (near_train := similar & is_train[nearest]).any():
+            similar[near_train] = _distance(pictures[~is_train], of_pictures[near_train]) <= bits
         wrong = int((second <= bits).sum())
         false_matches = float(betaincinv(wrong + 1, len(second) - wrong, _CONFIDENCE)) if wrong < len(second) else 1.0
     is_recorded = np.isin(of_train, contents)
     similar[[pair.test for pair in pairs if is_recorded[pair.train]]] = True
     similar &= ~identical
     return Overlap(len(recorded), torch.from_numpy(identical), torch.from_numpy(similar), bits, false_matches)
+
+
+def _distance(pictures: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """Return the number of bits in which each query differs from the nearest picture, the maximum if there is none."""
+    if not len(pictures):
+        return np.full(len(queries), np.iinfo(np.int32).max)
+    index = faiss.IndexBinaryFlat(8 * pictures.shape[1])
+    index.add(np.ascontiguousarray(pictures))
+    return index.search(np.ascontiguousarray(queries), 1)[0][:, 0]
 
 
 def fingerprints_of(source: Source, indices: Tensor, **loading: Unpack[Loading]) -> np.ndarray:

@@ -227,6 +227,13 @@ def test_a_run_may_have_the_name_of_a_baseline(tmp_path):
     assert found == {str(run): result["values"][result["best"]][-1], **baselines}
 
 
+def test_probes_of_the_same_images_are_kept_together(split):
+    other = replace(split, test=replace(split.test, values={}))  # such as the patches of the images
+    assert other.has_images_of(split)
+    fewer = replace(split.test, indices=split.test.indices[1:])
+    assert not replace(split, test=fewer).has_images_of(split)
+
+
 def test_each_data_set_has_a_report_of_its_own(tmp_path):
     for place in ("raw/set", "corrected/set"):
         for number in range(8):
@@ -300,6 +307,8 @@ def test_cached_features_are_those_of_the_pixel_format(tmp_path):
 def test_mistakes_name_the_option_of_the_probe(run):
     with pytest.raises(OptionError, match=r"^probes\.knn\.k=64: .*\b63\b"):
         measured(run, "probes.knn.k=[64]", "probes.few_shot_big_vision=null")
+    with pytest.raises(OptionError, match=r"^probes=\[ridge,few_shot\]: "):  # of equal titles
+        measured(run, "probes=[ridge,few_shot]", "probes.few_shot.shots=all", "probes.ridge.shots=all")
     names = ("ridge", "few_shot_big_vision", "sgd", "logistic", "knn", "retrieval")
     with pytest.raises(UserError, match=r"^probes="):
         measured(run, *(f"probes.{name}=null" for name in names))

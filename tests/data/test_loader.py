@@ -25,7 +25,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ssvit.data import sampler
 from ssvit.data.augment.options import CenterCrop, InceptionCrop, MultiCrop, ShiftCrop
-from ssvit.data.loader import Batch, Loader, _Tally, evaluation_batches
+from ssvit.data.loader import Batch, Loader, Tally, evaluation_batches
 from ssvit.data.sources.base import Source, Unreadable
 from ssvit.data.sources.base_options import check_shares
 from ssvit.data.sources.files import Files
@@ -205,15 +205,22 @@ def test_nothing_readable_stops_at_once(tmp_path, workers):
 
 def test_more_than_one_in_a_hundred_stops():
     failures = [Unreadable(f"{i}.jpg", "damaged") for i in range(4)]
-    _Tally(250).add(250, failures[:2])  # 0.8 %
+    Tally(250).add(250, failures[:2])  # 0.8 %
     with pytest.raises(UserError, match=r"^4 of 250 [^\n]* 1%[^\n]* 0\.jpg: damaged$"):
-        _Tally(250).add(250, failures)  # 1.6 %
+        Tally(250).add(250, failures)  # 1.6 %
+
+
+def test_too_many_unreadable_files_stop_each_of_several_processes(tmp_path):
+    source = folder(tmp_path, 80, damaged=range(0, 80, 4))
+    for rank, world in ((0, 1), (0, 2), (1, 2)):
+        with pytest.raises(UserError, match=f"of {80 // world} "):
+            [*evaluation_batches(source, TAG, batch_size=8, rank=rank, world=world)]
 
 
 def test_few_failures_early_in_a_large_set_do_not_stop():
     failures = [Unreadable(f"{i}.jpg", "damaged") for i in range(200)]
-    _Tally(100_000).add(299, failures)  # too few seen to judge
-    tally = _Tally(100_000)
+    Tally(100_000).add(299, failures)  # too few seen to judge
+    tally = Tally(100_000)
     tally.add(400, failures[:9])  # 2.25 %, by chance perhaps: 4 expected, 6 more allowed
     for _ in range(5):
         tally.add(0, failures[:9])  # seen again, they count no more

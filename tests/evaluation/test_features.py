@@ -183,6 +183,14 @@ def test_kept_features_are_the_same_and_others_are_computed(tmp_path, counted):
     assert found.labels.equal(renamed.labels)
 
 
+def test_the_cost_of_an_image_is_measured_in_spite_of_unreadable_files(tmp_path):
+    paths = [str(put(tmp_path / f"{number}.bmp", picture(number, "BMP", (8, 8)))) for number in range(20)]
+    put(tmp_path / "3.bmp", b"damaged")
+    seconds, few = features.timed(Pixels(), Files(paths), CROP)
+    assert seconds > 0
+    assert 3 not in few.indices.tolist()
+
+
 def test_features_of_replaced_files_or_of_another_decoding_are_computed(tmp_path, counted, monkeypatch):
     paths = [str(put(tmp_path / "images" / f"{number}.bmp", picture(number, "BMP", (8, 8)))) for number in range(3)]
 

@@ -92,6 +92,17 @@ def test_near_duplicates_of_training_images_are_the_same_for_each_pretraining():
     assert fewer.seen.nonzero()[:, 0].tolist() == list(range(2, 9))
 
 
+def test_a_near_duplicate_is_counted_if_a_training_image_is_even_nearer():
+    recorded, evaluated = (fingerprints(images).numpy() for images in (smooth(300, 0), smooth(300, 1)))
+    evaluated[0] = recorded[0]
+    evaluated[0, :CONTENT] += 1  # another content with an equal perceptual hash
+    recorded[1, CONTENT:] = recorded[0, CONTENT:]
+    recorded[1, CONTENT] ^= 1  # one bit further
+    assert overlap(recorded, evaluated, recorded[:1]).similar.tolist() == [True] + [False] * 299
+    assert not overlap(recorded, evaluated, recorded[:2]).similar.any()
+    assert not overlap(recorded, evaluated, recorded).similar.any()
+
+
 def test_rows_of_images_that_were_not_shown_are_ignored():
     recorded = fingerprints(smooth(20, 0)).numpy()
     recorded[10:] = 0

@@ -98,3 +98,5 @@ def test_a_budget_reduces_the_images_of_an_evaluation(call, outputs, tmp_path, m
         folder = call("evaluate", *options, f"budget={text}", f"output={tmp_path / str(number)}")
         counts.append(json.loads((folder / "report.json").read_text())["metadata"]["train_images"])
     assert counts[0] == pytest.approx(counts[1] / 2, rel=0.1)
+    options[1:3] = "probes=[knn]", "probes.knn.k=40"
+    assert "budget=" in str(error_of(call, "evaluate", *options, "budget=2s"))

@@ -117,7 +117,8 @@ class Linear(Probe):
         trained, held_out = hold_out_by_class(labels, fraction=self.options.held_out, seed=self.options.seed)
         classifiers = self.train(train, trained)
         validated = classifiers.score(train, held_out, range(len(classifiers.settings)))
-        ranks = list(zip(validated.accuracies, (-loss for loss in validated.losses), strict=True))
+        measured = zip(validated.accuracies, validated.losses, strict=True)
+        ranks = [(loss < math.inf, accuracy, -loss) for accuracy, loss in measured]
         chosen = ranks.index(max(ranks))
         if validated.losses[chosen] == math.inf:
             raise UserError("no classifier has a finite loss: try smaller learning rates, or standardize=true")

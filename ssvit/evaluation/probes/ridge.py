@@ -48,10 +48,11 @@ class Ridge(Probe):
         return self.options.shots[-1] != "all"
 
     def check_classes(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
-        """Raise OptionError unless each class has a training image."""
-        images = _counts(train_labels, len(classes))
-        if not images[fewest := int(images.argmin())]:
-            reason = f"class {fewest} ({classes[fewest]}) has 0 training images; at least 1 is required"
+        """Raise OptionError unless each class of the test images has a training image."""
+        images, tested = (_counts(labels, len(classes)) for labels in (train_labels, test_labels))
+        if len(untrained := ((images == 0) & (tested > 0)).nonzero()):
+            number = int(untrained[0])
+            reason = f"class {number} ({classes[number]}) has 0 training images; at least 1 is required"
             raise OptionError("shots", self.options.shots[0], reason)
 
     def remark(self, train_labels: Tensor, classes: Sequence[str]) -> str:

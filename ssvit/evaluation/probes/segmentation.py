@@ -8,6 +8,7 @@ classes.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -47,8 +48,12 @@ class Segmentation(Probe):
         counts, tested = (
             torch.bincount(images.known_masks.flatten(), minlength=256)[:IGNORED] for images in (train, test)
         )
-        if len(train.values) < 2 or counts.count_nonzero() < 2:
-            raise UserError("segmentation requires at least two training images, and two classes in their masks")
+        is_labelled = (train.known_masks != IGNORED).flatten(1).any(1)
+        if is_labelled.sum() < 2 or counts.count_nonzero() < 2:
+            raise UserError(
+                "segmentation requires labelled pixels in two training images, and two classes in their masks"
+            )
+        train = replace(train, values=train.values[is_labelled], masks=train.known_masks[is_labelled])
         classes = 1 + int((counts + tested).nonzero().max())
         shares = class_shares(train.known_masks, train.values.shape[1:3], classes)
         truth = test.known_masks

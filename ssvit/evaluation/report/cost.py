@@ -14,7 +14,7 @@ from ssvit.engine.clock import clock
 from ssvit.engine.progress import duration
 from ssvit.errors import OptionError, UserError, print_lines
 from ssvit.evaluation.features import Features, Frozen, is_cached, timed
-from ssvit.evaluation.probes.base import Probe
+from ssvit.evaluation.probes.base import Probe, check_labels
 from ssvit.evaluation.report.frozen import Evaluated, fewer, view_of
 from ssvit.evaluation.report.options import Evaluate
 from ssvit.kernels.inference import resolved
@@ -115,10 +115,19 @@ def planned(
     if options.budget is None or share == 1:
         return encoders
     sources = encoders[0].data.train, encoders[0].data.test_or_validation[1]
-    least = 2 * len(sources[0].classes)
+    least = max(2, 2 * len(sources[0].classes))
     train, test = (max(min(len(source), least), _rounded(share * len(source))) for source in sources)
-    print_lines(f"budget={options.budget:g}s: {train} training and {test} test images")
-    return [encoder._replace(data=fewer(encoder.data, train, test)) for encoder in encoders]
+    line = f"{train} training and {test} test images"
+    encoders = [encoder._replace(data=fewer(encoder.data, train, test)) for encoder in encoders]
+    labels, of_test = encoders[0].data.train.labels, encoders[0].data.test_or_validation[1].labels
+    for probe in probes.values():
+        try:
+            if labels is not None and of_test is not None:
+                check_labels(probe, labels, of_test, sources[0].classes)
+        except UserError as error:
+            raise OptionError("budget", options.budget, f"is enough for {line}: {probe.title}: {error}") from None
+    print_lines(f"budget={options.budget:g}s: {line}")
+    return encoders
 
 
 def _rounded(value: float) -> int:

@@ -28,6 +28,7 @@ from ssvit.figures.plot import Level, Line, Panel, Plot, chance
 from ssvit.figures.style import evenly_spaced
 
 _SHOWN = 6  # images with components or masks
+_SAMPLED = 300  # images whose patches determine the components
 _CLIPPED = 0.01  # fraction of patches clipped at both ends of a component, since outliers would reduce the contrast
 
 
@@ -145,10 +146,15 @@ def near_duplicates(split: Split, pairs: Sequence[Pair]) -> Gallery:
 
 
 def patches(split: Split, result: Scores) -> Mosaic:
-    """Return images next to the principal components of their patches and, if available, masks and predictions."""
+    """Return images next to the principal components of their patches and, if available, masks and predictions.
+
+    The components are those of a sample of the images.
+    """
     test = split.test
-    rows = torch.tensor(evenly_spaced(len(test), _SHOWN))
-    images, colors = split.pictures(test, rows), components(test.values[result.best])[rows]
+    sample = torch.tensor(evenly_spaced(len(test), _SAMPLED))
+    shown = torch.tensor(evenly_spaced(len(sample), _SHOWN))
+    rows = sample[shown]
+    images, colors = split.pictures(test, rows), components(test.values[result.best][sample])[shown]
     enlarged = F.interpolate(colors.movedim(-1, 1), size=images.shape[2:], mode="nearest")
     columns = {"image": images, "components": enlarged}
     if test.masks is None or result.predictions is None:

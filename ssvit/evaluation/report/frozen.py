@@ -13,8 +13,8 @@ from torch import Tensor
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.config.declaration import Options
 from ssvit.data.fingerprints import fingerprints, read_fingerprints
-from ssvit.data.loader import Loading
-from ssvit.data.sources.base import IGNORED, Data, Source, masks, missing_labels, subset
+from ssvit.data.loader import Loading, Tally
+from ssvit.data.sources.base import IGNORED, Data, Source, Unreadable, masks, missing_labels, subset
 from ssvit.data.sources.base_options import View
 from ssvit.engine.processes import is_main_process
 from ssvit.engine.progress import progress
@@ -256,15 +256,16 @@ def _split(
             sets = cached(folder, function, source, transform, transform_options=view_of(encoder), **loading)
         return replace(sets, values={encoder.named(name): values for name, values in sets.values.items()})
 
+    part, _ = encoders[0].data.test_or_validation
+    encoders, all_masks = _with_masks(encoders) if masked else (encoders, (None, None))
     evaluated, *others = encoders
-    part, _ = evaluated.data.test_or_validation
     feature_sets = []
-    for which in ("training", part):
+    for which, masks_of in zip(("training", part), all_masks, strict=True):
         sets = extracted(evaluated, which)
         for encoder in others:
             sets = sets.joined(extracted(encoder, which))
-        if masked:
-            sets = replace(sets, masks=masks(sets.source, evaluated.view.build().mask, sets.indices))
+        if masks_of is not None:
+            sets = replace(sets, masks=masks_of[sets.indices])
         feature_sets.append(sets)
     train, test = feature_sets
     pairs, overlaps = None, {}
@@ -296,3 +297,30 @@ def _split(
         overlaps=overlaps,
         display=Display.of_data(options.data),
     )
+
+
+def _with_masks(encoders: Sequence[Evaluated]) -> tuple[Sequence[Evaluated], Sequence[Tensor]]:
+    """Return the encoders with the images whose masks can be read, and the masks of training and reported images.
+
+    Raises:
+        UserError: Too many masks are unreadable, see `Tally`.
+    """
+    evaluated, known = encoders[0], []
+    part, test = evaluated.data.test_or_validation
+    for split, source in (("train", evaluated.data.train), (part, test)):
+        indices, read, tally = [], [], Tally(len(source))
+        for index in range(len(source)):
+            failures = []
+            try:
+                read.append(masks(source, evaluated.view.build().mask, torch.tensor([index])))
+                indices.append(index)
+            except Unreadable as failure:
+                failures.append(failure)
+            tally.add(1, failures)
+        known.append(torch.cat(read))
+        if len(indices) < len(source):
+            encoders = [
+                each._replace(data=replace(each.data, **{split: getattr(each.data, split).take(torch.tensor(indices))}))
+                for each in encoders
+            ]
+    return encoders, known

@@ -47,6 +47,11 @@ class Split:
     overlaps: Mapping[str, Overlap] = field(default_factory=dict)
     display: Display = PLAIN
 
+    def has_images_of(self, other: "Split") -> bool:
+        """Return whether both splits have the same training and test images."""
+        pairs = ((self.train, other.train), (self.test, other.test))
+        return all(ours.indices.equal(theirs.indices) for ours, theirs in pairs)
+
     def pictures(self, feature_sets: FeatureSets, rows: Tensor) -> Tensor:
         """Return RGB images at some rows of the training or test images: (b,) -> (b, 3, h, w) in [0, 1]."""
         return self.display(feature_sets.images(rows, self.eval_transform))

@@ -241,6 +241,14 @@ def test_rates_that_diverge_are_not_chosen_and_spoil_no_other():
         sgd(train, test=test, learning_rates=[1e38])
 
 
+def test_a_classifier_with_an_infinite_loss_is_not_chosen_for_its_accuracy(monkeypatch):
+    def score(self, features, rows, which):
+        return LinearScores([(0.5, 0.9)[place] for place in which], [(1.0, math.inf)[place] for place in which])
+
+    monkeypatch.setattr(Classifiers, "score", score)
+    assert sgd(learning_rates=[0.03, 0.01]).numbers["learning_rate"] == 0.03
+
+
 @pytest.mark.parametrize("l2", [1.0, 1e-2, 1e-4])
 @pytest.mark.parametrize(
     "features",

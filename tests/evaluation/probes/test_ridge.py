@@ -145,5 +145,6 @@ def test_all_images_of_a_rare_class_are_used_which_is_stated():
     assert (Ridge(shots=2).build().remark(labels, names), Ridge().build().remark(labels, names)) == ("", "")
     result = ridge(train, labels, train, labels, shots=[1, 4], seeds=2)
     assert [[fit["images"] for fit in number["fits"]] for number in result.numbers] == [[4, 4], [14, 14]]
+    Ridge().build().check_classes(labels, labels, (*names, "eel"))  # a class without any image
     with pytest.raises(UserError, match=r"^shots=all: class 4 \(eel\)"):
-        Ridge().build().check_classes(labels, labels, (*names, "eel"))
+        Ridge().build().check_classes(labels, torch.tensor([0, 4]), (*names, "eel"))

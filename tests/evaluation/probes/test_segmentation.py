@@ -15,6 +15,8 @@ from plots import Page
 from scipy.ndimage import zoom
 from sklearn.metrics import jaccard_score
 
+from ssvit.data.augment.options import CenterCrop
+from ssvit.data.sources.base import Data, Unreadable
 from ssvit.data.sources.memory import Memory
 from ssvit.errors import UserError
 from ssvit.evaluation.features import Features, Frozen, PatchPixels
@@ -142,6 +144,41 @@ def test_pixels_that_do_not_count_change_nothing():
     shares = class_shares(train.masks, GRID, K)
     fits = [Segmentation(**FEW).build().fit(values, shares, [0.1])[0].weights for values in (train.values, loud)]
     assert torch.equal(*fits)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_images_without_labelled_pixels_change_nothing(seed):
+    train, test = features(20, 60), features(8, 70)
+    masks = torch.cat([train.masks, torch.full((40, *SIZE), 255, dtype=torch.uint8)])
+    sparse = Features(torch.cat([train.values, random(40, *train.values.shape[1:])]), None, (), masks)
+    alone, together = (Segmentation(**FEW, seed=seed).build()(part, test) for part in (train, sparse))
+    assert together.numbers == alone.numbers
+    sparse.masks[1:] = 255
+    with pytest.raises(UserError, match=r"\bmasks\b"):
+        Segmentation(**FEW, seed=seed).build()(sparse, test)
+
+
+@pytest.mark.parametrize(("images", "damaged"), [(120, 1), (20, 1)])
+def test_images_with_unreadable_masks_are_left_out_up_to_one_in_a_hundred(images, damaged):
+    class Damaged(Memory):
+        def mask(self, index):
+            if index < damaged:
+                raise Unreadable(f"{index}.png", "damaged")
+            return super().mask(index)
+
+    masks = torch.arange(images, dtype=torch.uint8)[:, None, None].expand(-1, 4, 4) % 3
+    train = Damaged(torch.zeros(images, 3, 4, 4, dtype=torch.uint8), masks=masks)
+    test = Memory(train.in_memory[:9], masks=masks[:9])
+    view = CenterCrop(size=4, resize=None)
+    encoder = frozen.Evaluated("", "", PatchPixels((2, 2)), view, view, Data(train, None, test, ()))
+    if damaged > 0.01 * images:
+        with pytest.raises(UserError, match=r"^1 of 20 "):
+            frozen._with_masks([encoder])
+        return
+    (found,), (of_train, of_test) = frozen._with_masks([encoder])
+    assert torch.equal(of_train, masks[damaged:])
+    assert torch.equal(of_test, masks[:9])
+    assert (len(found.data.train), len(found.data.test)) == (images - damaged, 9)
 
 
 def test_patch_features_lie_where_the_patches_do():
