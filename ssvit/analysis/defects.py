@@ -38,7 +38,7 @@ from ssvit.data.sources.files import Files
 from ssvit.errors import UserError, printable
 from ssvit.evaluation.duplicates import Grey, Thumbnails, duplicates
 from ssvit.figures.display import Display
-from ssvit.figures.pictures import Gallery, Picture
+from ssvit.figures.pictures import Gallery, Picture, in_rows
 from ssvit.figures.style import evenly_spaced
 from ssvit.models.encoder import scaled
 
@@ -220,6 +220,8 @@ def kept_table(options: DataSet, images: Sequence[Image]) -> list[list[str]]:
         path = os.path.abspath(image.name)
         if path.encode(errors="replace") != os.fsencode(path):
             raise UserError(f"{printable(path)}: is not UTF-8, as names in a table must be")
+        if any(cell != cell.strip() for cell in (path, *label, *mask)):
+            raise UserError(f"{printable(path)}: starts or ends with a space, as names in a table must not")
         table.append([path, image.split, *label * is_labelled, *mask])
     return table
 
@@ -230,5 +232,4 @@ def sheet(options: DataSet, defects: Sequence[Defect]) -> Gallery:
     for image, _, value, original in (defects[row] for row in evenly_spaced(len(defects), _SHOWN)):
         shown = {image: value} if original is None else {image: value, original: "the original"}
         pictures += [Picture(display(each.read()), (Path(each.name).name, text)) for each, text in shown.items()]
-    lines = [pictures[start : start + _COLUMNS] for start in range(0, len(pictures), _COLUMNS)]
-    return Gallery(lines, f"{defects[0].reason}: {len(defects):,}")
+    return Gallery(in_rows(pictures, _COLUMNS), f"{defects[0].reason}: {len(defects):,}")

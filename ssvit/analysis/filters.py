@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ssvit.errors import UserError
 from ssvit.figures.display import Display
-from ssvit.figures.pictures import Gallery, Picture
+from ssvit.figures.pictures import Gallery, Picture, in_rows
 from ssvit.models.vit import ViT
 
 COMPONENTS = 28  # number of components in the paper
@@ -63,7 +63,7 @@ def plot(principal: Components, display: Display) -> Gallery:
     explained = f"{len(shown)} explain {100 * principal.shares.sum():.1f} % of the variance"
     colors = "; red, green and blue: the weights of these channels" if principal.filters.shape[1] == 3 else ""
     return Gallery(
-        [shown[row : row + _ACROSS] for row in range(0, len(shown), _ACROSS)],
+        in_rows(shown, _ACROSS),
         f"principal components of the filters: {explained}",
         note=f"black: minimum weight of a filter; white: maximum{colors}",
         tile=120,

@@ -18,7 +18,7 @@ from ssvit.data.sources.base_options import DataSet
 from ssvit.errors import UserError
 from ssvit.evaluation.duplicates import Grey, Thumbnails, duplicates
 from ssvit.figures.display import Display
-from ssvit.figures.pictures import Gallery, Picture
+from ssvit.figures.pictures import Gallery, Picture, in_rows
 from ssvit.figures.style import evenly_spaced
 from ssvit.models.encoder import scaled
 
@@ -153,5 +153,5 @@ def contact_sheet(options: DataSet, sample: Sampled) -> Gallery:
     rows = evenly_spaced(len(sample.images), _COLUMNS * _ROWS)
     shown = zip(rows, Display.of_data(options)(sample.images[rows]), strict=True)
     pictures = [Picture(image, (caption(sample.source, row),)) for row, image in shown]
-    lines = [pictures[start : start + _COLUMNS] for start in range(0, len(pictures), _COLUMNS)]
+    lines = in_rows(pictures, _COLUMNS)
     return Gallery(lines, "training images as the encoder receives them: {}x{} pixels".format(*options.view.size[::-1]))

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain
-from typing import NoReturn, get_origin
+from types import UnionType
+from typing import Annotated, NoReturn, Union, get_args, get_origin
 
 import hydra
 import yaml
@@ -240,7 +241,8 @@ def set_option(options: Plain, name: str, value: object, *, force: bool = False)
     Args:
         options: All options, modified in place.
         name: Dotted name of the option, such as recipe.lr.
-        value: The value. A dictionary changes only the options of a group that it contains.
+        value: The value. A dictionary changes only the options of a group that it contains, unless it is one of several
+            kinds of values, such as the classes of masks.
         force: Whether the option may be new in its group.
 
     Raises:
@@ -265,7 +267,7 @@ def set_option(options: Plain, name: str, value: object, *, force: bool = False)
     if isinstance(value, dict) and value.get("_part_") not in (None, at(usual, "_part_")):
         node[key] = completed(value, {}, name)
         return
-    if isinstance(usual, dict) and isinstance(value, dict):
+    if isinstance(usual, dict) and isinstance(value, dict) and not _is_value(node, key):
         for option, new in value.items():
             if option not in usual and "_part_" in usual and not force:
                 _unknown(options, f"{name}.{option}", f"{name}.{option}", usual)
@@ -284,6 +286,20 @@ def _is_open(node: Plain, name: str) -> bool:
     """Return whether an option of a part is a dictionary with any keys, such as the arguments of a timm model."""
     field = getattr(options_of(node.get("_part_")), "model_fields", {}).get(name)
     return field is not None and get_origin(field.annotation) is Mapping
+
+
+def _is_value(node: Plain, name: str) -> bool:
+    """Return whether an option of a part has dictionaries among several kinds of values, such as lists."""
+    field = getattr(options_of(node.get("_part_")), "model_fields", {}).get(name)
+    kinds = set() if field is None else _kinds(field.annotation) - {None}
+    return Mapping in kinds and len(kinds) > 1
+
+
+def _kinds(annotation: object) -> set[object]:
+    """Return the generic types in a union or an annotated type."""
+    if get_origin(annotation) in (Annotated, Union, UnionType):
+        return set().union(*map(_kinds, get_args(annotation)))
+    return {get_origin(annotation)}
 
 
 def _are_parts(node: Plain) -> bool:

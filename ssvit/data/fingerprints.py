@@ -1,9 +1,9 @@
 """Compute and record fingerprints of images. An evaluation compares them with its own images.
 
-A fingerprint has 24 bytes: a hash of the decoded pixels, equal for identical images only, and a perceptual hash, which
-differs in few bits between an image and a changed copy. The perceptual hash contains the signs of the 128 discrete
-cosine coefficients of lowest frequency of the image, reduced to 32 x 32 grey values (Zauner 2010, section 3.2.1, with
-signs instead of comparisons with the median).
+A fingerprint has 24 bytes: a hash of evenly spaced rows of the decoded pixels (at most 63), which identical images have
+in common, and a perceptual hash, which differs in few bits between an image and a changed copy. The perceptual hash
+contains the signs of the 128 discrete cosine coefficients of lowest frequency of the image, reduced to 32 x 32 grey
+values (Zauner 2010, section 3.2.1, with signs instead of comparisons with the median).
 
 A run folder has the fingerprints in `fingerprints.npy`, one row for each training image. Rows of images that have not
 been shown yet are 0. The rows of the run whose weights were the initial weights follow.

@@ -39,9 +39,12 @@ def measure(
 
     def moments(index: int) -> Moments | Unreadable:
         try:
-            statistics = Moments.of_image(read(index))
+            values = read(index)
         except Unreadable as failure:
             return failure
+        if is_bytes and values.dtype != np.uint8:
+            raise UserError(f"{source.name(index)}: has {values.dtype} values, and other images uint8: set data.range")
+        statistics = Moments.of_image(values)
         is_finite = np.isfinite(statistics.mean).all()
         return statistics if is_finite else Unreadable(source.name(index), rasters.NANS)
 

@@ -306,11 +306,11 @@ def timed(function: Extractor, source: Source, transform: Transform, **loading: 
         transform: Transform of the evaluation.
         **loading: Further arguments of `extract`.
     """
+    loading = {"report": lambda *_: None, **loading}  # the pass over all images counts the unreadable ones
     few, device = source.take(torch.arange(min(_FEW, len(source)))), torch.device(loading.get("device", "cpu"))
     for _ in range(2):  # the first pass initialises libraries
         began = clock(device)
-        # The pass over all images reports the unreadable ones.
-        features = extract(function, few, transform, report=lambda *_: None, **loading)
+        features = extract(function, few, transform, **loading)
         seconds = clock(device) - began
     return seconds / len(few), features
 

@@ -96,6 +96,13 @@ def above_chance(accuracy: float, chance: float | None, images: float | None) ->
     return accuracy - 0.5 / images - chance > 2 * standard_error(chance, images)
 
 
+def auroc(higher: Sequence[float], lower: Sequence[float]) -> float:
+    """Return the probability that a score of the first group exceeds one of the second; a tie counts as one half."""
+    from scipy.stats import mannwhitneyu
+
+    return float(mannwhitneyu(higher, lower).statistic) / (len(higher) * len(lower))
+
+
 def trend(steps: Sequence[int], values: Sequence[float]) -> tuple[int, int] | None:
     """Return whether the second half of a curve rises (1), falls (-1) or neither (0), and a step.
 

@@ -4,6 +4,7 @@ The published DeiT, MAE and DINOv2 encoders also use timm's names of layers. DIN
 rotary and its keys have no bias, unlike those of ssvit; only Facebook's files contain the periods, rounded to bfloat16.
 """
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ _BASE = 100  # base of DINOv3's periods
 _HUGGINGFACE_GELUS = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "gelu_python": "exact"}
 _TIMM_GELUS = {"gelu": "exact", "gelu_tanh": "tanh"}
 _TIMM_POOLINGS = {"token": "class_token", "avg": "patch_mean"}
+# Architectures whose activation or number of heads is defined in timm's code alone, and differs from the usual one.
+_TIMM_TANH = re.compile(r"(giantopt_patch16|so400m_patch16|base_patch32)_siglip|large_patch16_siglip(_gap)?_512")
+_TIMM_16_HEADS = re.compile(r"vit_(giantopt_patch16_siglip|base_patch16_gap)_")
 
 
 def _read_timm(folder: Path) -> dict[str, Any]:
@@ -34,10 +38,12 @@ def _read_timm(folder: Path) -> dict[str, Any]:
     """
     config = read_description(folder / "config.json")
     arguments, pretrained = config.get("model_args") or {}, config.get("pretrained_cfg") or {}
-    if (activation := arguments.get("act_layer") or "gelu") not in _TIMM_GELUS:
+    architecture = str(config.get("architecture"))
+    usual = "gelu_tanh" if _TIMM_TANH.search(architecture) else "gelu"
+    if (activation := arguments.get("act_layer") or usual) not in _TIMM_GELUS:
         raise UserError(f"{folder / 'config.json'}: act_layer={activation!r:.100}: must be a GELU")
     return {
-        "heads": arguments.get("num_heads"),
+        "heads": arguments.get("num_heads") or (16 if _TIMM_16_HEADS.match(architecture) else None),
         "trained_size": arguments.get("img_size") or (pretrained.get("input_size") or (None,))[1:] or None,
         "mean": pretrained.get("mean"),
         "std": pretrained.get("std"),

@@ -5,7 +5,7 @@ from itertools import chain
 
 from torch import Tensor
 
-from ssvit.figures.pictures import GREEN, RED, Gallery, Picture
+from ssvit.figures.pictures import GREEN, RED, Gallery, Picture, in_rows
 from ssvit.figures.style import INK
 
 QUERIES, NEIGHBOURS = 8, 10  # maximum numbers in a sheet
@@ -43,5 +43,5 @@ def contact_sheet(rows: Sequence[Sequence[Picture]], kind: str = "images") -> Ga
 def pair_sheet(pairs: Sequence[tuple[Tensor, Tensor, float]]) -> Gallery:
     """Return a sheet of pairs of images with the correlation of their details."""
     pictures = [(Picture(first, (f"{value:.2f}",)), Picture(second)) for first, second, value in pairs[:PAIRS]]
-    rows = [list(chain(*pictures[start : start + _ACROSS])) for start in range(0, len(pictures), _ACROSS)]
+    rows = [list(chain(*row)) for row in in_rows(pictures, _ACROSS)]
     return Gallery(rows, "correlation of the details of each image and the one to its right")

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from ssvit.figures import style
 from ssvit.figures.base import Axes, Canvas, Figure
 from ssvit.figures.style import DPI, INK, fitted
 
+T = TypeVar("T")
 GREY = 0.5  # grey level of masked patches
 GREEN, RED = "#3a9d5d", "#c8372d"
 _GAP, _LINE, _SIZE, _FRAME = 14, 24, 7, 5  # dots between images and of a line of text, points of text, dots of a frame
@@ -31,6 +32,11 @@ class Picture(NamedTuple):
     image: Tensor
     captions: Sequence[str] = ()
     color: str | None = None
+
+
+def in_rows(items: Sequence[T], across: int) -> list[Sequence[T]]:
+    """Return consecutive items in rows of `across` items; the last row may be shorter."""
+    return [items[start : start + across] for start in range(0, len(items), across)]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ from torch import Tensor
 from ssvit.errors import UserError
 from ssvit.evaluation.neighbours import nearest
 from ssvit.evaluation.options import Flat
-from ssvit.figures.pictures import Gallery, Picture, heat_map
+from ssvit.evaluation.statistics import auroc
+from ssvit.figures.pictures import Gallery, Picture, heat_map, in_rows
+from ssvit.retrieval.pictures import pictures_of
 from ssvit.retrieval.store import Store
 
 _HIGHEST = 0.01  # share of the patches whose mean is the score of a picture
@@ -36,6 +38,7 @@ class Anomalies:
     Attributes:
         distances: Cosine distances of pictures, (n,), or of their patches, (n, y, x).
         scores: Score of each picture, (n,).
+        in_store: Whether the store has each picture or one of its windows; scores are then 0 or close to it.
 
     Raises:
         UserError: The store is empty.
@@ -50,20 +53,31 @@ class Anomalies:
         patches = self.distances.view(len(names), -1)
         self.scores = patches.topk(max(1, round(_HIGHEST * patches.shape[1]))).values.mean(1)
         self.names, self.classes = names, classes
+        stored = {*pictures_of(reference.names)}
+        self.in_store = [picture in stored for picture in pictures_of(names)]
         pairs = zip(reference.names, reference.classes, strict=True)
         self.normal = {class_name or Path(name).parent.name for name, class_name in pairs}
 
     def report(self) -> list[str]:
-        """Return a line with the AUROC of the scores of pictures if some classes are normal and others are not."""
-        from scipy.stats import mannwhitneyu
+        """Return a line with the AUROC of the scores of pictures if some classes are normal and others are not.
 
-        labelled = [*zip(self.scores.tolist(), (name and name in self.normal for name in self.classes), strict=True)]
+        Pictures that are in the store are left out.
+        """
+        columns = (self.scores.tolist(), self.classes, self.in_store)
+        labelled = [
+            (score, name in self.normal)
+            for score, name, left_out in zip(*columns, strict=True)
+            if name and not left_out
+        ]
         normal, others = ([score for score, is_normal in labelled if is_normal is value] for value in (True, False))
-        if not (normal and others):
+        left_out = sum(self.in_store)
+        if not (others and (normal or left_out)):
             return []
-        auroc = mannwhitneyu(others, normal).statistic / (len(others) * len(normal))
+        if not normal:
+            return [f"no AUROC: only pictures that are in the store ({left_out:,}) have one of its classes"]
         pictures = f"{len(others):,} pictures of other classes, {len(normal):,} of the classes of the store"
-        return [f"anomaly score: AUROC {auroc:.3f} ({pictures}; 0.5: equal scores)"]
+        pictures += f"; {left_out:,} that are in the store are left out" if left_out else ""
+        return [f"anomaly score: AUROC {auroc(others, normal):.3f} ({pictures}; 0.5: equal scores)"]
 
     def sheet(self, show: Callable[[str], Tensor]) -> Gallery:
         """Return the pictures with the highest scores, each next to its heat map if patches have scores.
@@ -77,6 +91,6 @@ class Anomalies:
             groups.append([Picture(image, (f"{self.scores[row]:.3f}", f"{path.parent.name}/{path.name}"))])
             if self.distances.ndim == 3:
                 groups[-1].append(Picture(heat_map(image, self.distances[row] / highest.clamp(min=1e-6))))
-        rows = [[*chain(*groups[start : start + _ACROSS])] for start in range(0, len(groups), _ACROSS)]
+        rows = [[*chain(*row)] for row in in_rows(groups, _ACROSS)]
         title = f"cosine distance to the nearest neighbour in the reference store (brightest patch: {highest:.2f})"
         return Gallery(rows, title, blocks=min(len(groups), _ACROSS))

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from ssvit.data.batch import EvalTransform
 from ssvit.data.windows import parsed_name
 from ssvit.engine import atomic_io
 from ssvit.errors import OptionError, UserError, printable, within
-from ssvit.evaluation.neighbours import Neighbours, check_k, nearest, relative_distances
+from ssvit.evaluation.neighbours import Neighbours, nearest, relative_distances
 from ssvit.evaluation.options import Flat
 from ssvit.evaluation.probes.scaler import Scaler
 from ssvit.evaluation.statistics import above_chance, of_accuracy
@@ -32,7 +33,7 @@ from ssvit.retrieval import patches
 from ssvit.retrieval.anomaly import Anomalies
 from ssvit.retrieval.feature_table import FeatureTable, Thumbnails
 from ssvit.retrieval.options import PARQUET, PART_FILES, encoder_of
-from ssvit.retrieval.pictures import Describer, PictureSet, or_blank
+from ssvit.retrieval.pictures import Describer, PictureSet, or_blank, pictures_of
 from ssvit.retrieval.store import Store, StoreError, check_directions, writing
 
 _LINES = 20  # queries whose nearest neighbour is printed
@@ -41,10 +42,11 @@ _LONGER = 340  # longer side of a picture on a contact sheet, in pixels
 
 
 def fill(store: Store, sets: Collection[PictureSet], describe: Describer) -> tuple[int, int]:
-    """Add the pictures that a store lacks, and replace those whose content has changed.
+    """Add the pictures that a store lacks, and replace those whose content or class has changed.
 
-    Other entries of a file that was added or replaced are removed if they were made from other content, such as windows
-    of a picture that had another size.
+    A picture whose class alone has changed keeps its features; an unknown class replaces none. Other entries of a file
+    that was added or replaced are removed if they were made from other content, such as windows of a picture that had
+    another size.
 
     Args:
         store: The store.
@@ -60,10 +62,17 @@ def fill(store: Store, sets: Collection[PictureSet], describe: Describer) -> tup
     requested = replaced = removed = 0
     for pictures in sets:
         requested += len(pictures.names)
-        stored = {name: store.contents[row] for name, row in store.row_of.items()}
+        stored = dict(store.row_of)
         contents = [*map(pictures.source.content, range(len(pictures.names)))]
-        changed = {name: row for row, name in enumerate(pictures.names) if stored.get(name) != contents[row]}
-        for rows, features in describe(pictures, [*changed.values()]):
+        changed, relabelled = [], []
+        for name, row in {name: row for row, name in enumerate(pictures.names)}.items():
+            if name not in stored or store.contents[stored[name]] != contents[row]:
+                changed.append(row)
+            elif pictures.classes[row] not in (None, store.classes[stored[name]]):
+                relabelled.append(row)
+        kept = [stored[pictures.names[row]] for row in relabelled]
+        known = [(relabelled, store.features[kept])] if kept else []
+        for rows, features in chain(known, describe(pictures, changed)):
             names, checksums = ([column[row] for row in rows] for column in (pictures.names, contents))
             classes = [pictures.classes[row] for row in rows]
             replaced += len(stored.keys() & names)
@@ -144,7 +153,8 @@ def embed(
 ) -> tuple[list[str], Anomalies | None]:
     """Write names, classes, splits and features of pictures to a file, see `FeatureTable`.
 
-    Features are collected in a store next to the output, from which an interrupted call is resumed.
+    Features are collected in a store next to the output, from which an interrupted call is resumed. A picture that
+    several splits or rows of a table list has as many rows in the file.
 
     Args:
         sets: The pictures of each split, "" for pictures without a split.
@@ -188,10 +198,14 @@ def _collected(folder: Path, sets: Mapping[str, PictureSet], describe: Describer
             atomic_io.remove(file)
     store = Store.open(folder, identity, create=True)
     fill(store, sets.values(), describe)
-    split_of = {name: split for split, pictures in sets.items() for name in pictures.names if name in store.row_of}
-    rows = [store.row_of[name] for name in split_of]
-    classes = [store.classes[row] or "" for row in rows]
-    return FeatureTable([*split_of], [*split_of.values()], classes, store.features[rows], identity)
+    listed = [
+        (name, split, class_name or "")
+        for split, pictures in sets.items()
+        for name, class_name in zip(pictures.names, pictures.classes, strict=True)
+        if name in store.row_of
+    ]
+    names, splits, classes = zip(*listed, strict=True)
+    return FeatureTable(names, splits, classes, store.features[[store.row_of[name] for name in names]], identity)
 
 
 def query(
@@ -206,7 +220,7 @@ def query(
 ) -> list[dict[str, Any]]:
     """Find the k nearest neighbours in a store for each of `pictures`, or for a patch of each.
 
-    A query that is in the store is not returned as its neighbour.
+    Neighbours are of other pictures: neither the picture of the query nor its windows, also if links lead to it.
 
     Args:
         store: The store.
@@ -225,7 +239,7 @@ def query(
         its picture, and the cosines of the query with all patches of its own picture, (y, x).
 
     Raises:
-        OptionError: The store has too few pictures, or the encoder does not receive the pixel.
+        OptionError: The store has too few other pictures, or the encoder does not receive the pixel.
         StoreError: The store has features of patches and the queries are pictures, or the reverse, or the features are
             to be standardised, but all images of the store have the same ones.
         UserError: None of the queries can be read.
@@ -233,7 +247,12 @@ def query(
     if (patch is None) == (store.features.ndim == 4):
         kind = "pictures, in which patch=X,Y is not searched" if patch else "patches, which patch=X,Y searches"
         raise StoreError(f"{store.folder}: has features of {kind}")
-    check_k(k, len(store), excludes=not store.row_of.keys().isdisjoint(pictures.names))
+    of_store, of_names = pictures_of(store.names), pictures_of(pictures.names)
+    counts = Counter(of_store)
+    own = max((counts[picture] for picture in of_names), default=0)
+    if k > len(store) - own:
+        most = f"{len(store) - own}, the entries of {store.folder} that are of other pictures than a query"
+        raise OptionError("k", k, f"must be at most {most}")
     scaler = Scaler.of_features(store.features.flatten(0, -2), standardize)
     if not scaler.scale.any():
         raise StoreError(f"{store.folder}: all features are equal; set standardize=false")
@@ -248,17 +267,21 @@ def query(
     names = [pictures.names[row] for row in rows]
     check_directions(features, names)
     queries = F.normalize(scaler.scaled(features), dim=-1)
-    stored_rows = torch.tensor([store.row_of.get(name, -1) for name in names])
+    number_of = {picture: number for number, picture in enumerate(counts)}
+    numbers = torch.tensor([number_of[picture] for picture in of_store])
+    of_queries = torch.tensor([number_of.get(of_names[row], -1) for row in rows])
     if patch is None:
-        neighbours = nearest(search_index, queries, k, excluded=stored_rows if (stored_rows >= 0).any() else None)
-        return _records(store, pictures, rows, neighbours, relative_distances(neighbours, queries, vectors))
+        neighbours = nearest(search_index, queries, k + own)
+        neighbours.indices[numbers[neighbours.indices] == of_queries[:, None]] = -1
+        return _records(store, pictures, rows, k, neighbours, relative_distances(neighbours, queries, vectors))
     maps, (_, height, width, _) = queries, features.shape
     cells = [patches.cell(pictures, row, patch, describe.transform, (height, width)) for row in rows]
     queries = torch.stack([of_picture[cell] for of_picture, cell in zip(maps, cells, strict=True)])
-    neighbours, numbers = patches.nearest_patches(vectors.flatten(1, 2), queries, k, stored_rows)
+    is_own = numbers[:, None] == of_queries
+    neighbours, most_similar = patches.nearest_patches(vectors.flatten(1, 2), queries, k, is_own)
     distances = relative_distances(neighbours, queries, vectors.flatten(0, 2))
-    records = _records(store, pictures, rows, neighbours, distances)
-    for record, cell, of_picture, vector, found in zip(records, cells, maps, queries, numbers, strict=True):
+    records = _records(store, pictures, rows, k, neighbours, distances)
+    for record, cell, of_picture, vector, found in zip(records, cells, maps, queries, most_similar, strict=True):
         record |= {"patch": [*cell], "cosines": (of_picture @ vector).tolist()}
         for neighbour, number in zip(record["neighbours"], found, strict=True):
             neighbour["patch"] = [*divmod(number, width)]
@@ -266,16 +289,16 @@ def query(
 
 
 def _records(
-    store: Store, pictures: PictureSet, rows: Sequence[int], neighbours: Neighbours, distances: Tensor
+    store: Store, pictures: PictureSet, rows: Sequence[int], k: int, neighbours: Neighbours, distances: Tensor
 ) -> list[dict[str, Any]]:
     """Return image and class of the queries at some rows, and their neighbours, see `query`."""
     known, records = {*store.classes}, []
     columns = (neighbours.indices, neighbours.similarities, distances)
     for row, *of_query in zip(rows, *(column.tolist() for column in columns), strict=True):
+        found = [of_neighbour for of_neighbour in zip(*of_query, strict=True) if of_neighbour[0] >= 0]
         nearest_pictures = [
             {"image": store.names[i], "class": store.classes[i], "similarity": cosine, "relative_distance": distance}
-            for i, cosine, distance in zip(*of_query, strict=True)
-            if i >= 0
+            for i, cosine, distance in found[:k]
         ]
         name, class_name = pictures.names[row], pictures.classes[row]
         if class_name is None and name in store.row_of:
@@ -289,7 +312,8 @@ def _records(
 def report(records: Sequence[Mapping[str, Any]], store: Store) -> list[str]:
     """Return lines for the console: the nearest neighbours of the first queries, and metrics next to chance.
 
-    Queries are measured if the store has another picture of their class. Chance is the share of these pictures.
+    Queries are measured if the store has another picture of their class. Chance is the share of these pictures. The
+    windows of a picture are not independent, so each picture counts once, with the accuracy of its windows.
 
     Args:
         records: The queries with their neighbours, see `query`.
@@ -305,23 +329,27 @@ def report(records: Sequence[Mapping[str, Any]], store: Store) -> list[str]:
         lines.append(printable(f"{record['image']}: {nearest_picture}"))
     if len(records) > _LINES:
         lines.append(f"… and {len(records) - _LINES} more queries; output=FILE writes all of them")
-    counts, chances, correct = Counter(store.classes), [], []
     if store.features.ndim == 4:  # similar patches occur in pictures of any class
         return [*lines, "next: sheet=FILE writes a contact sheet"]
-    for record in records:
-        is_stored = record["image"] in store.row_of
-        others = counts[record["class"]] - is_stored
-        if record["class"] is not None and others > 0:
-            chances.append(others / (len(store) - is_stored))
-            correct.append(any(neighbour["class"] == record["class"] for neighbour in record["neighbours"][:1]))
+    labelled = {*zip(pictures_of(store.names), store.classes, strict=True)}
+    stored, counts = {picture for picture, _ in labelled}, Counter(class_name for _, class_name in labelled)
+    chances: dict[str, float] = {}
+    correct: dict[str, list[bool]] = {}
+    for record, picture in zip(records, pictures_of(record["image"] for record in records), strict=True):
+        class_name = record["class"]
+        others = counts[class_name] - ((picture, class_name) in labelled)
+        if class_name is not None and others > 0:
+            chances[picture] = others / (len(stored) - (picture in stored))
+            is_correct = any(neighbour["class"] == class_name for neighbour in record["neighbours"][:1])
+            correct.setdefault(picture, []).append(is_correct)
     if not chances:
         return [*lines, "no metrics: the store has no further picture of any query's class"]
-    accuracy, chance = (sum(values) / len(values) for values in (correct, chances))
+    accuracy, chance = fmean(map(fmean, correct.values())), fmean(chances.values())
     low, high = of_accuracy(accuracy, len(chances))
     significant = "significant" if above_chance(accuracy, chance, len(chances)) else "not significant"
     return [
         *lines,
-        f"nearest picture of the same class: {100 * accuracy:.1f} % of {len(chances)} queries (95 % interval "
+        f"nearest picture of the same class: {100 * accuracy:.1f} % of {len(chances)} queried pictures (95 % interval "
         f"{100 * low:.1f} to {100 * high:.1f}); baseline, a random order: {100 * chance:.1f} %; {significant}",
     ]
 

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -169,18 +170,34 @@ def encoder_of(store: str | Path, value: str = "encoder") -> str:
 
 
 def pictures(images: Sequence[object]) -> dict[str, str | None]:
-    """List files and folders as {absolute path: class}, each picture once.
+    """List files and folders as {absolute path: class}, each picture once, also if links lead to it.
 
-    The class is the name of the subfolder if a folder has one for each class, else None.
+    The class is the name of the subfolder if a folder has one for each class, else None. A picture with several paths
+    or classes has the first.
 
     Raises:
         OptionError: No path was passed, or a path does not exist or holds no picture.
     """
     if not images:
         raise OptionError("images", "", "must be pictures or folders after the options, or a data set (data=…)")
+    found = [(os.path.abspath(path), name) for image in images for path, name in folder.pictures(str(image))]
+    first: dict[str, str] = {}  # path of each file
     classes: dict[str, str | None] = {}
-    for image in map(str, images):
-        for path, name in folder.pictures(image):
-            path = os.path.abspath(path)
-            classes[path] = name or classes.get(path)
+    for (path, name), file in zip(found, without_links(path for path, _ in found), strict=True):
+        path = first.setdefault(file, path)
+        classes[path] = classes.get(path) or name
     return classes
+
+
+def without_links(paths: Iterable[str]) -> list[str]:
+    """Return the path without links of each file. A path that is not absolute names no file, and is unchanged."""
+    folder_without_links = cache(os.path.realpath)
+
+    @cache
+    def file(path: str) -> str:
+        if not os.path.isabs(path):
+            return path
+        path = os.path.join(folder_without_links(os.path.dirname(path)), os.path.basename(path))
+        return os.path.realpath(path) if os.path.islink(path) else path
+
+    return [*map(file, paths)]

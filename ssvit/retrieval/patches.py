@@ -56,23 +56,19 @@ def cell(
     return of_row, column
 
 
-def nearest_patches(
-    vectors: Tensor, queries: Tensor, k: int, stored_rows: Tensor
-) -> tuple[Neighbours, list[list[int]]]:
+def nearest_patches(vectors: Tensor, queries: Tensor, k: int, excluded: Tensor) -> tuple[Neighbours, list[list[int]]]:
     """Search the pictures with the patches that are most similar to those of queries, by comparison with all patches.
 
     Args:
         vectors: Unit vectors of the patches of the store, (n, p, d).
         queries: Unit vectors, (m, d).
         k: Number of neighbours.
-        stored_rows: Row of the picture of each query in the store, which is excluded from its neighbours, (m,); -1 for
-            none.
+        excluded: Whether a picture of the store is excluded from the neighbours of a query, (n, m).
 
     Returns:
         The most similar pictures by the cosine of their most similar patch, and the number of this patch.
     """
     cosines, patches = (vectors @ queries.T).max(1)  # (n, m)
-    (queried,) = (stored_rows >= 0).nonzero(as_tuple=True)
-    cosines[stored_rows[queried], queried] = -math.inf
+    cosines[excluded] = -math.inf
     neighbours = Neighbours(*(column[:k].T for column in cosines.sort(dim=0, descending=True, stable=True)))
     return neighbours, patches.T.gather(1, neighbours.indices).tolist()

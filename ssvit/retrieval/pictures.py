@@ -8,7 +8,7 @@ Letters: n pictures, d width, c channels, h, w pixels, y, x rows and columns of 
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -28,7 +28,7 @@ from ssvit.engine.progress import progress
 from ssvit.errors import one_of
 from ssvit.evaluation.features import Frozen
 from ssvit.figures.display import Display
-from ssvit.retrieval.options import HELD_OUT, PARTS
+from ssvit.retrieval.options import HELD_OUT, PARTS, without_links
 
 _BLANK = torch.full((3, 1, 1), 230, dtype=torch.uint8)  # shown for a picture that can no longer be read
 PART, PART_BYTES = 1024, 1 << 26  # maximum number of pictures whose features are stored together, and of their bytes
@@ -134,6 +134,11 @@ class Describer:
         for failure in failures:
             tqdm.write(f"{failure}; skipped")
         self.unreadable += len(failures)
+
+
+def pictures_of(names: Iterable[str]) -> list[str]:
+    """Return the picture of each name of a picture or window: the path of a file without links, or another name."""
+    return without_links(parsed_name(name)[0] for name in names)
 
 
 def opener(pixels: PixelFormat, sets: Sequence[PictureSet]) -> Callable[[str], Tensor]:

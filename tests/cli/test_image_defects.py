@@ -111,6 +111,13 @@ def test_if_all_training_images_are_test_images_there_is_no_table(check, tmp_pat
     assert not (result.folder / "kept.csv").exists()
 
 
+def test_names_that_a_table_cannot_have_are_not_written(check, tmp_path):
+    for number in range(8):
+        saved(scene(number), tmp_path / "photos" / ("a", "b ")[number % 2] / f"{number}.png")
+    result, _, _ = check(tmp_path / "photos")
+    assert not (result.folder / "kept.csv").exists()
+
+
 def test_the_held_out_images_of_a_folder_without_splits_are_kept(check, tmp_path):
     root = tmp_path / "photos"
     for number in range(30):

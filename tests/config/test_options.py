@@ -19,6 +19,7 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.choices import PARTS, add, options_of
 from ssvit.cli import find_command
 from ssvit.config.command_line import CommandLine
+from ssvit.config.composition import set_option
 from ssvit.config.declaration import select
 from ssvit.data.augment.options import CenterCrop
 from ssvit.errors import Failure, OptionError, file_to_write, folder_to_write
@@ -253,6 +254,14 @@ def test_a_warm_up_of_a_file_is_shortened_to_less_than_the_steps_and_a_typed_one
     with pytest.raises(Failure, match=r"^recipe\.warmup=20: "):
         composing.composed("recipe.steps=20", "recipe.warmup=20", "preset=null")
     composing.composed("budget=60s", "recipe.warmup=5000")  # the budget determines the number of steps
+
+
+def test_typed_classes_of_masks_replace_those_of_a_file():
+    options = {"data": {"_part_": "data/folder", "mask_classes": {"a": 0, "b": 1}, "mean": 0.5}}
+    set_option(options, "data.mask_classes", {"x": 5, "y": 6})
+    assert options["data"]["mask_classes"] == {"x": 5, "y": 6}
+    set_option(options, "data", {"mean": 0.25})
+    assert options["data"]["mask_classes"] == {"x": 5, "y": 6}
 
 
 def test_values_that_are_not_texts_keep_their_meaning():

@@ -90,6 +90,15 @@ def measured(source: Source, pixels: PixelFormat = RGB, workers: int = 1) -> tup
     return normalization.measure(source, pixels, workers=workers, progress=lambda done, total: None)
 
 
+def test_an_image_of_16_bits_among_many_of_8_is_named(tmp_path):
+    for number in range(200):
+        write(tmp_path / f"{number:03d}.png", values(1, "uint8", number))
+    source = training_images(tmp_path)
+    write(Path(source.name(3)), values(1, "uint16"))  # not among the images that are sampled for the number of bits
+    with pytest.raises(UserError, match=f"{re.escape(source.name(3))}: .*data.range"):
+        measured(source)
+
+
 @pytest.mark.parametrize(
     ("channels", "dtype", "name", "way"),
     [

@@ -64,6 +64,8 @@ def test_values_palettes_and_colours_give_the_same_classes(tmp_path):
     np.testing.assert_array_equal(load_mask(files["palette"], by_color).numpy(), truth)
     ignored = load_mask(files["grey"], MaskFormat(mask_classes={"road": 0, "sky": 2}, mask_ignored=[1])).numpy()
     np.testing.assert_array_equal(ignored, np.array([0, 255, 1])[truth])
+    unnamed = load_mask(files["grey"], MaskFormat(mask_ignored=[0])).numpy()
+    np.testing.assert_array_equal(unnamed, np.array([255, 1, 2])[truth])
     of_colors = by_color.changed(mask_classes={"road": COLORS["road"]} | {"car": COLORS["car"]})
     with pytest.raises(Unreadable, match=r"\[70, 130, 180\]"):
         load_mask(files["colors"], of_colors)
@@ -78,6 +80,10 @@ def test_values_palettes_and_colours_give_the_same_classes(tmp_path):
 )
 def test_classes_that_are_not_distinct_are_named(classes):
     assert error_of(MaskFormat, mask_classes=classes).name == "mask_classes"
+
+
+def test_an_ignored_colour_requires_classes_of_colours():
+    assert error_of(MaskFormat, mask_ignored=[[0, 0, 0]]).name == "mask_ignored"
 
 
 def folders(root: Path, *names: str, suffix: str = ".png") -> None:
@@ -122,6 +128,8 @@ def test_a_folder_a_table_and_the_layouts_of_voc_and_ade20k(tmp_path):
     assert len(data.train) == len(data.validation) == 1
     assert len(data.train.mask_classes) == 21
     assert data.validation.mask(0).numpy().tolist() == np.where(numbers(1) == 2, 255, numbers(1)).tolist()
+    (lists / "val.txt").write_text("\n")
+    assert "val.txt: " in str(error_of(Voc(root=str(voc)).build))
 
 
 def test_masks_that_cannot_be_used_are_named(tmp_path):

@@ -8,6 +8,7 @@ import re
 import numpy
 import peers
 import pytest
+import timm
 import tiny
 import torch
 from command import one_line
@@ -193,6 +194,17 @@ def test_defaults_sizes_and_ignored_tensors_are_printed(tmp_path, capsys):
     printed = capsys.readouterr().out
     for part in ("32 of 32", "4x4", "2x3", "timm", "64x64", "heads 3", "mean 0.5", "head.weight"):
         assert part in printed
+
+
+@pytest.mark.parametrize("name", ["vit_base_patch16_gap_224", "vit_base_patch32_siglip_gap_256"])
+@torch.no_grad()
+def test_what_timm_defines_in_its_code_alone_is_known(name, tmp_path):
+    model = peers.random(timm.create_model(name, depth=1, num_classes=0, img_size=64))
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": name, "model_args": {"img_size": 64}}))
+    encoder = tiny.loaded(tmp_path / "model.safetensors", image_mean=0.5, image_std=0.5)
+    x = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    assert (encoder(x) - model.forward_features(2 * x - 1)).abs().max() < LIMIT
 
 
 def test_positions_are_resized_as_between_encoders_of_ssvit(plain):

@@ -1,5 +1,7 @@
 """Anomaly scores are cosine distances to the nearest neighbour in a reference store, which `ssvit embed` writes."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -36,6 +38,14 @@ def test_the_auroc_compares_classes_of_the_store_with_others(tmp_path):
     names = [*map(str, range(5))]
     (line,) = Anomalies(store, names, ["good", "good", "odd", "odd", ""], features).report()
     assert " 0.750 " in line
+    features = torch.cat([features, torch.tensor([[1.0, 0.0]])])
+    own = Anomalies(store, [*names, "good/1#xywh=0,0,4,4"], ["good", "good", "odd", "odd", "", "good"], features)
+    (line,) = own.report()  # without the score of the window of the picture in the store
+    assert " 0.750 " in line
+    assert re.search(r"\b2\b.*\b2\b.*\b1\b", line)
+    (line,) = Anomalies(store, ["good/1", "5"], ["good", "odd"], features[[5, 3]]).report()
+    assert re.findall(r"\d+", line) == ["1"]
+    features = features[:5]
     assert not Anomalies(store, names, ["good"] * 5, features).report()
     assert not Anomalies(store, names, [""] * 5, features).report()
 

@@ -56,15 +56,18 @@ def test_a_folder_becomes_a_file_of_features(tool, tmp_path, photos):
 
 
 def test_a_table_is_written_with_its_splits(tool, tmp_path, photos):
-    rows = [f"{place}.png,{split}" for place, split in enumerate(["train", "val", "test", "train"])]
-    (tmp_path / "t.csv").write_text("\n".join(["path,split", *rows]) + "\n")
+    rows = [f"{place}.png,{'ab'[place % 2]},{split}" for place, split in enumerate(["train", "val", "test", "train"])]
+    (tmp_path / "t.csv").write_text("\n".join(["path,label,split", *rows, "0.png,b,test"]) + "\n")
     for file in photos.rglob("[0-3].png"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    every = {"0": "train", "3": "train", "1": "validation", "2": "test"}
-    for output, options, expected in (("f", (), every), ("g", ("split=test",), {"2": "test"})):
+    test = [("2", "a", "test"), ("0", "b", "test")]  # the table has a row for each split of picture 0
+    every = [("0", "a", "train"), ("3", "b", "train"), ("1", "b", "validation"), *test]
+    for output, options, expected in (("f", (), every), ("g", ("split=test",), test)):
         tool("embed", f"data={tmp_path}/t.csv", f"output={output}.npz", *options)
         found = np.load(tmp_path / f"{output}.npz")
-        assert dict(zip((name[-5:-4] for name in found["names"]), found["splits"], strict=True)) == expected
+        numbers = [name[-5:-4] for name in found["names"]]
+        assert [*zip(numbers, found["classes"], found["splits"], strict=True)] == expected
+        assert len({tuple(row) for row in found["features"].tolist()}) == len({*numbers})
 
 
 def test_a_parquet_table_has_a_row_for_each_patch(tool, tmp_path, photos):

@@ -24,8 +24,11 @@ from ssvit.data.sources.base import Data
 from ssvit.data.sources.decode import load
 from ssvit.data.sources.decode_options import RGB
 from ssvit.data.sources.memory import Memory
+from ssvit.data.windows import parsed_name
+from ssvit.data.windows_options import Windowed
 from ssvit.errors import OptionError, UserError
 from ssvit.evaluation import options as neighbours_options
+from ssvit.evaluation.statistics import of_accuracy
 from ssvit.figures.display import PLAIN
 from ssvit.models.vit_options import ViT
 from ssvit.retrieval import gallery, options
@@ -375,12 +378,83 @@ def test_a_picture_is_listed_once_and_its_class_is_its_folder(tmp_path, monkeypa
     ant, bee = (str(tmp_path / "album" / name) for name in ("ant/0.png", "bee/1.png"))
     assert options.pictures([ant, "album"]) == {ant: "ant", bee: "bee"}
     assert options.pictures(["album", "album/bee"]) == {ant: "ant", bee: "bee"}
+    (tmp_path / "link").symlink_to("album")
+    (tmp_path / "one.png").symlink_to(bee)
+    assert options.pictures(["album", "link", "one.png"]) == {ant: "ant", bee: "bee"}
+    linked = {str(tmp_path / "link" / "ant" / "0.png"): "ant", str(tmp_path / "one.png"): "bee"}
+    assert options.pictures(["one.png", "link", "album"]) == linked
     paint(tmp_path / "album" / "loose.png", 7)
     assert set(options.pictures(["album"]).values()) == {None}
 
 
 def pictures_of(folder: Path, count: int) -> PictureSet:
     return PictureSet.of_files(options.pictures([album(folder / "album", first=0, count=count)]))
+
+
+def test_a_changed_class_is_stored_without_new_features(tmp_path, monkeypatch):
+    pictures, folder = pictures_of(tmp_path, 4), str(tmp_path / "store")
+    gallery.index(folder, pictures, colours())
+    before = opened(tmp_path / "store")
+    monkeypatch.delattr(Mean, "__call__")
+    changed = replace(pictures, classes=["cat", None, "cat", pictures.classes[3]])
+    first, _ = gallery.index(folder, changed, colours())
+    assert re.findall(r"\d+", first.removeprefix(folder)) == ["0", "2", "2", "0"]
+    store = opened(tmp_path / "store")
+    rows = [store.row_of[name] for name in pictures.names]
+    assert [store.classes[row] for row in rows] == ["cat", pictures.classes[1], "cat", pictures.classes[3]]
+    assert torch.equal(store.features[rows], before.features[[before.row_of[name] for name in pictures.names]])
+    assert [store.contents[row] for row in rows] == before.contents
+
+
+def test_a_picture_is_not_its_own_neighbour_through_a_link(tmp_path):
+    pictures = pictures_of(tmp_path, 4)
+    (tmp_path / "link").symlink_to("album")
+    linked = PictureSet.of_files(options.pictures([tmp_path / "link"]))
+    gallery.index(str(tmp_path / "store"), linked, colours())
+    store = opened(tmp_path / "store")
+    assert store.names == linked.names
+    for record in gallery.query(store, pictures, colours(), None, k=3):
+        own = record["image"].replace("/album/", "/link/")
+        assert {neighbour["image"] for neighbour in record["neighbours"]} == {*linked.names} - {own}
+    with pytest.raises(OptionError, match=r"^k=4: .*\b3\b"):
+        gallery.query(store, pictures, colours(), None, k=4)
+
+
+class Patches(Mean):
+    """The mean colours of the patches."""
+
+    def __call__(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"patches": torch.nn.functional.avg_pool2d(images.float(), 4).movedim(1, -1)}
+
+
+def test_windows_of_one_picture_are_no_neighbours_and_count_as_one(tmp_path):
+    """The nearest other picture of each is of the other class; a random one is of the same class in 1 of 3 cases."""
+    colors = {"ant/0": (255, 10, 0), "bee/1": (255, 0, 10), "ant/2": (0, 255, 10), "bee/3": (10, 255, 0)}
+    for place, (name, color) in enumerate(colors.items()):
+        path = put(tmp_path / f"{name}.png")
+        Image.new("RGB", (16 * (3 if place else 4), 16), color).save(path)
+    whole = PictureSet.of_files(options.pictures([tmp_path]))
+    pictures = whole.windows(Windowed(window=(16, 16)))
+    for name, extractor, position in (("store", Mean(), None), ("patches", Patches(), (28, 3))):
+        describe = Describer(extractor, CenterCrop(size=16).build())
+        gallery.index(str(tmp_path / name), pictures, describe)
+        store = opened(tmp_path / name)
+        assert len(store) == 13
+        for queries in (pictures, whole):
+            records = gallery.query(store, queries, describe, None, k=9, patch=position)
+            assert len(records) == (4 if position else len(queries.names))
+            for record in records:
+                found = [parsed_name(neighbour["image"])[0] for neighbour in record["neighbours"]]
+                assert len(found) == 9
+                assert parsed_name(record["image"])[0] not in found
+            if position is None:
+                line = gallery.report(records, store)[-1]
+                low, high = (100 * bound for bound in of_accuracy(0, 4))
+                assert re.findall(r"[\d.]+ ?%|\b\d+ que|[\d.]+ to [\d.]+", line) == [
+                    "0.0 %", "4 que", "95 %", f"{low:.1f} to {high:.1f}", "33.3 %",
+                ]  # fmt: skip
+        with pytest.raises(OptionError, match=r"^k=10: .*\b9\b"):
+            gallery.query(store, pictures, describe, None, k=10, patch=position)
 
 
 def test_no_picture_is_read_for_an_impossible_query(tmp_path):

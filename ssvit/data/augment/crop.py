@@ -266,8 +266,9 @@ class CenterCrop:
             size = (short, int(short * w / h)) if h <= w else (int(short * h / w), short)
             if size[0] >= self.size[0] and size[1] >= self.size[1]:
                 return size
-        factor = max(self.size[0] / h, self.size[1] / w)
-        return max(self.size[0], int(h * factor)), max(self.size[1], int(w * factor))
+        if self.size[0] * w >= self.size[1] * h:
+            return self.size[0], self.size[0] * w // h
+        return self.size[1] * h // w, self.size[1]
 
 
 def resize(images: Tensor, size: tuple[int, int]) -> Tensor:

@@ -146,6 +146,8 @@ def voc(options: datasets_options.Voc) -> Data:
     def read(splits: Items, classes: Sequence[str]) -> Source:
         with open(options.list_of(splits[0]), encoding="utf-8") as file:
             names = file.read().split()
+        if not names:
+            raise UserError(f"{options.list_of(splits[0])}: contains no name of an image")
         images, masks = (
             [os.path.join(options.root, folder, f"{name}{suffix}") for name in names]
             for folder, suffix in (("JPEGImages", ".jpg"), ("SegmentationClass", ".png"))

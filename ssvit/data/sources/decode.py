@@ -203,7 +203,9 @@ def load_mask(path: str, classes: MaskFormat = ANY_MASK) -> Tensor:
             reason = "a mask must be a PNG of 8-bit grey values or of a palette's entries"
             raise ValueError(f"{reason}; of colours with data.mask_classes={{name: [r, g, b]}}" if is_png else reason)
         pixels = _pillow(data, ("PNG",), rgb if of_colours else np.array)
-        return torch.from_numpy(_numbered(pixels, classes) if classes.mask_values else pixels)
+        if classes.mask_values:
+            return torch.from_numpy(_numbered(pixels, classes))
+        return torch.from_numpy(np.where(np.isin(pixels, [*classes.ignored_values]), np.uint8(IGNORED), pixels))
 
 
 def _numbered(pixels: np.ndarray, classes: MaskFormat) -> np.ndarray:

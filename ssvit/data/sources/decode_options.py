@@ -11,7 +11,7 @@ from ssvit.config.declaration import Count, Expect, Options
 from ssvit.errors import OptionError, number
 
 MOST_CHANNELS = 16
-VERSION = 2  # of the decoded pixels; increased when a file is decoded to other pixels than before
+VERSION = 3  # of decoded pixels; increased when a file is decoded or resized to other pixels than before
 
 
 def bands(name: str, value: Sequence[int], channels: int) -> None:
@@ -134,6 +134,10 @@ class MaskFormat(Options):
         """Check the number of classes, and that their values are different and of one kind."""
         super().check_consistency()
         if self.mask_classes is None:
+            if any(isinstance(value, tuple) for value in self.ignored_values):
+                raise OptionError(
+                    "mask_ignored", self.mask_ignored, "must be values from 0 to 255 without mask_classes"
+                )
             return
         named, values = self.mask_classes, [*self.mask_values.values()]
         count = named if isinstance(named, int) else len(named)

@@ -26,7 +26,7 @@ from ssvit.evaluation.processes import all_gather_results, rank_and_world
 from ssvit.figures import plot
 from ssvit.figures.base import Figure
 from ssvit.figures.matrices import Confusion
-from ssvit.figures.pictures import RED, Gallery, Picture
+from ssvit.figures.pictures import RED, Gallery, Picture, in_rows
 from ssvit.figures.plot import History, Level, Panel, Plot, curve
 from ssvit.figures.reliability import Reliability
 from ssvit.objectives.classify import Classify
@@ -174,7 +174,7 @@ class Classification(LabelledEvaluator):
             for image, mistake in zip(images, mistakes, strict=True)
         ]
         title = f"{int(wrong.sum()):,} mistakes in {len(wrong):,} {self.part} images, the most confident first"
-        return Gallery([pictures[row : row + _ACROSS] for row in range(0, len(pictures), _ACROSS)], title)
+        return Gallery(in_rows(pictures, _ACROSS), title)
 
     def _learning(
         self, history: History, measures: Mapping[str, str], levels: Sequence[Level], entropy: Sequence[Level]

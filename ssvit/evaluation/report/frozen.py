@@ -271,7 +271,10 @@ def _split(
     pairs, overlaps = None, {}
     if paired:
         small = evaluated._replace(name="thumbnails", function=Thumbnails())
-        of_train, of_test = (extracted(small, which).values["thumbnails"] for which in ("training", part))
+        of_train, of_test = (
+            of_split.joined(extracted(small, which)).values["thumbnails"]
+            for which, of_split in (("training", train), (part, test))
+        )
 
         def grey(which: str, rows: Tensor) -> Tensor:
             sets = train if which == "train" else test

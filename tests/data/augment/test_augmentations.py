@@ -228,6 +228,12 @@ def test_large_images_need_no_table_and_agree(monkeypatch):
     assert resample(batch, boxes, flips, (33, 34)).equal(kept)
 
 
+def test_an_image_that_covers_a_square_has_the_size_of_torchvisions():
+    crop = CenterCrop(size=224).build()
+    for height, width in ((107, 214), (214, 107), (320, 670), (333, 500), (224, 225)):
+        assert crop.fitted(height, width) == v2.Resize(224)(torch.zeros(1, height, width)).shape[1:]
+
+
 @pytest.mark.parametrize(("height", "width"), [(60, 90), (90, 60), (300, 47), (64, 64), (10, 12)])
 def test_center_crops_are_torchvisions(height, width):
     image = images(5, height, width)[4]
