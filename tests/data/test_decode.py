@@ -21,7 +21,7 @@ from PIL import Image, ImageOps, features
 
 from ssvit.data.sources import decode
 from ssvit.data.sources.base import Unreadable
-from ssvit.data.sources.decode import load, load_mask
+from ssvit.data.sources.decode import load, load_mask, read_file, upright_size, values
 from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.data.sources.files import Files
 from ssvit.errors import OptionError, UserError
@@ -99,6 +99,27 @@ def test_transparent_pixels_are_composited_onto_the_background(tmp_path, backgro
         np.testing.assert_array_equal(found, np.stack([both.min(0), both.max(0)], axis=1))
         luminance = load(str(path), PixelFormat(channels=1, background=background))[0].numpy()
         assert np.abs(luminance - reference @ [0.299, 0.587, 0.114]).max() <= 2, path.name
+
+
+def test_tiffs_of_a_palette_and_with_white_as_zero_have_the_values_of_pillow(tmp_path):
+    numbers = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    indexed = Image.fromarray(numbers, "P")
+    indexed.putpalette([value for entry in range(256) for value in (entry, 255 - entry, entry // 2)])
+    indexed.save(tmp_path / "palette.tif")
+    tifffile.imwrite(tmp_path / "inverted.tif", 20 * numbers, photometric="miniswhite", metadata=None)
+    for name, mode in (("palette", "RGB"), ("inverted", "L")):
+        data = read_file(str(tmp_path / f"{name}.tif"))
+        expected = np.array(Image.open(tmp_path / f"{name}.tif").convert(mode))
+        np.testing.assert_array_equal(values(data, name), np.moveaxis(np.atleast_3d(expected), 2, 0))
+
+
+def test_the_size_in_the_header_of_a_jpeg_is_that_of_its_pixels(tmp_path):
+    xmp = (
+        b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
+        b'<rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="6"/></rdf:RDF></x:xmpmeta>'
+    )
+    Image.new("RGB", (40, 10)).save(tmp_path / "a.jpg", xmp=xmp)
+    assert upright_size(str(tmp_path / "a.jpg")) == tuple(load(str(tmp_path / "a.jpg")).shape[1:])
 
 
 def test_a_fourth_band_of_a_tiff_is_alpha_only_if_it_is_declared(tmp_path):

@@ -8,9 +8,10 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from tqdm import tqdm
@@ -24,6 +25,7 @@ from ssvit.data.sources.memory import Memory
 from ssvit.data.sources.shards import open_shards
 from ssvit.data.sources.splits import AUTO, Items, Splits, are_like_splits
 from ssvit.data.sources.vtab import read_vtab_list
+from ssvit.engine.atomic_io import exclusive
 from ssvit.errors import UserError, printable
 
 _SAMPLED = 16  # images whose headers are read at the start
@@ -207,7 +209,8 @@ def torchvision_set(options: datasets_options.TorchvisionSet) -> Data:
     name, root, download = options.name, options.root, options.download
     parts = (options.split,) if options.split else _TORCHVISION[name][1]
     try:
-        train, test = (_torchvision(name, root, which, download) for which in (parts, ("test",)))
+        with exclusive(Path(root)) if download else nullcontext():  # one process downloads, and the others wait
+            train, test = (_torchvision(name, root, which, download) for which in (parts, ("test",)))
     except ModuleNotFoundError as error:
         raise UserError(f"data.name={name}: requires the package {error.name}") from None
     except (RuntimeError, OSError, EOFError) as error:

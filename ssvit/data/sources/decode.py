@@ -146,7 +146,11 @@ def upright_size(path: str) -> tuple[int, int] | None:
         image = header(file)
         if image and image.format != "TIFF":  # whether the size is swapped depends on Pillow's version
             width, height = image.size
-            return (width, height) if image.getexif().get(rasters.ORIENTATION, 1) > 4 else (height, width)
+            exif = image.getexif()
+            if image.format == "JPEG":  # whose decoder reads no orientation from XMP, as Pillow does
+                exif = Image.Exif()
+                exif.load(image.info.get("exif", b""))
+            return (width, height) if exif.get(rasters.ORIENTATION, 1) > 4 else (height, width)
     return None
 
 

@@ -94,6 +94,14 @@ class Encoded(Source):
         parts = read_ahead(checksums, range(0, len(self), _TASK), _THREADS)
         return hashlib.sha256(" ".join(part for _, part in parts).encode()).hexdigest()
 
+    def _with_labels(self, digest: str) -> str:
+        """Return the sha256 of a checksum, the class names and the labels; without labels, the checksum."""
+        if self.labels is None:
+            return digest
+        with_labels = hashlib.sha256(json.dumps([digest, self.classes]).encode())
+        with_labels.update(self.labels.contiguous().numpy().data)
+        return with_labels.hexdigest()
+
     def read(self, index: int) -> Tensor:
         """Read and decode one image, in the pixel format of the source."""
         return decode.decode_image(self.file(index), self.name(index), self.pixels)
@@ -182,11 +190,7 @@ class Files(Encoded):
     def fingerprint(self) -> str:
         """Return the sha256 of names below the common folder, of sizes, and of labels that paths do not determine."""
         digest = digest_of(map(self.inner_name, range(len(self))), map(size_of, self.paths))
-        if self.named or self.labels is None:
-            return digest
-        with_labels = hashlib.sha256(json.dumps([digest, self.classes]).encode())
-        with_labels.update(self.labels.contiguous().numpy().data)
-        return with_labels.hexdigest()
+        return digest if self.named else self._with_labels(digest)
 
     def take(self, indices: Tensor) -> "Files":
         """Return the source of the files at `indices`, in that order."""

@@ -21,6 +21,7 @@ NPY = b"\x93NUMPY"
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two are BigTIFF
 NANS = "contains NaNs: store a number instead, such as the minimum for missing data"
 VALUE_LIMIT = 3 << 27  # values of an image: 1.6 GB as float32
+_WHITE_IS_ZERO, _PALETTE = 0, 3  # photometric interpretations of TIFF
 ORIENTATION, _EXTRA_BANDS = 274, 338  # tags of TIFF; the first is also a tag of EXIF
 # Pillow modes that are converted before their values are read, since palette indices and single bits are no values.
 _MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "RGBa": "RGBA", "La": "LA", "YCbCr": "RGB"}
@@ -106,6 +107,8 @@ def npy(data: np.ndarray, channels: int | None) -> np.ndarray:
 def tiff(data: np.ndarray) -> np.ndarray:
     """Read the first image of a TIFF file, whose channels may be pages: (bytes,) uint8 -> (c, h, w).
 
+    Entries of a palette become 8-bit colours, and grey values with white as the minimum are inverted, as by Pillow.
+
     Raises:
         ValueError: It has other axes than rows, columns and channels, or exceeds the limit.
     """
@@ -115,7 +118,12 @@ def tiff(data: np.ndarray) -> np.ndarray:
         channels = [axis for axis, name in enumerate(first.axes) if name not in "YX"]
         if len(channels) > 1 or len(first.axes) != len(channels) + 2:
             raise ValueError(f"has the axes {first.axes}; an image must have rows, columns and channels")
-        array, orientation = first.asarray(maxworkers=1), first.keyframe.tags.valueof(ORIENTATION)
+        array, page = first.asarray(maxworkers=1), first.keyframe
+        orientation = page.tags.valueof(ORIENTATION)
+        if page.photometric == _WHITE_IS_ZERO and array.dtype.kind == "u":
+            array = (1 << page.bitspersample) - 1 - array
+        if page.photometric == _PALETTE and not channels:
+            array, channels = (page.colormap[:, array] >> 8).astype(np.uint8), [0]
     return _oriented(np.moveaxis(array, channels[0], 0) if channels else array[None], orientation)
 
 

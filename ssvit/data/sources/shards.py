@@ -25,7 +25,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ssvit.data.sources import decode
-from ssvit.data.sources.base import Label, Labels, number_labels
+from ssvit.data.sources.base import Label, Labels, is_multi_label, number_labels
 from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.data.sources.files import Encoded, checksum_of, digest_of
 from ssvit.data.sources.folder import IMAGE_SUFFIXES, NPY
@@ -122,8 +122,14 @@ class Shards(Encoded):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return the sha256 of the names and sizes of the images, independent of their shards and offsets."""
-        return digest_of(map(self.inner_name, range(len(self))), self.locations[:, 2].tolist())
+        """Return the sha256 of names, sizes, and labels that names do not contain; shards and offsets do not count."""
+        names = [*map(self.inner_name, range(len(self)))]
+        digest, labels = digest_of(names, self.locations[:, 2].tolist()), self.labels
+        if labels is not None and not is_multi_label(labels):
+            classes = (self.classes[label] for label in labels.tolist())
+            if all(name in path.split("/")[:-1] for name, path in zip(classes, names, strict=True)):
+                return digest  # that of the folder of these images, on whose shards a run continues
+        return self._with_labels(digest)
 
     def take(self, indices: Tensor) -> Self:
         """Return the source of the images at `indices`, in that order."""

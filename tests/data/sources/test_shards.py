@@ -91,6 +91,18 @@ def test_classes_may_be_apart_from_the_images(tmp_path, order):
     assert class_names(found) == ["c", "a", "b"]
 
 
+def test_the_fingerprint_covers_labels_that_names_do_not_contain(tmp_path):
+    def fingerprint(folder: str, *labels: bytes) -> str:
+        members = {}
+        for number, label in enumerate(labels):
+            members |= {f"{folder}{number}.jpg": picture(number, "JPEG"), f"{folder}{number}.cls": label}
+        put_tar(tmp_path / "a.tar", members)
+        return shards.open_shards(str(tmp_path), ["a.tar"]).fingerprint
+
+    assert fingerprint("", b"x", b"y") == fingerprint("", b"x", b"y") != fingerprint("", b"y", b"x")
+    assert fingerprint("x/", b"x", b"x") != fingerprint("x/", b"y", b"x")
+
+
 def test_images_and_classes_without_a_sample_are_counted(tmp_path):
     body = picture(0, "JPEG")
     put_tar(tmp_path / "a.tar", {"1.jpg": body, "1.left.jpg": body, "2.png": picture(2), "2.npy": b"", "9.cls": b"x"})
