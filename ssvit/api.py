@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from ssvit import cli
 from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN, Checkpoint
 from ssvit.checkpoints.run_folder import last_values, reported_run, rows
 from ssvit.config.declaration import Options
-from ssvit.errors import OptionError
+from ssvit.errors import OptionError, typed
 from ssvit.loading.finding import find_checkpoint
 from ssvit.training.recipe import Recipe
 
@@ -84,10 +84,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Provide the results of an evaluation of frozen features.
+    """Provide the results of `evaluate` or `try_images`.
 
     Attributes:
-        folder: Folder with report.html, report.json and figures.
+        folder: Folder with report.html and report.json, and the figures of `try_images`.
     """
 
     folder: Path
@@ -99,7 +99,7 @@ class Evaluation:
 
     @property
     def figures(self) -> dict[str, Path]:
-        """Return the paths of the figures by name."""
+        """Return the paths of the figures of `try_images` by name; those of `evaluate` are only in `page`."""
         return {file.stem: file for file in sorted(self.folder.rglob("*.png"))}
 
     @property
@@ -186,7 +186,8 @@ def evaluate(
     Raises:
         UserError: The command failed; the message is the line that it prints.
     """
-    if options.get("report") is False:
+    in_object = all(getattr(given, "report", True) for given in (checkpoint, data))
+    if options.get("report", in_object) is False:
         raise OptionError("report", False, "must be True from Python, where the report has the results")
     return Evaluation(_call("evaluate", {"checkpoint": checkpoint, "data": data} | options, verbose, config_dir))
 
@@ -290,8 +291,13 @@ def _call(command: str, options: dict[str, Any], verbose: bool, config_dir: str 
             options.pop(name, None)
     if "checkpoint" in options:
         options["checkpoint"] = _checkpoint(options["checkpoint"], options.get("outputs", "outputs"))
-    if command in ("pretrain", "finetune"):
-        options = {_SHORT.get(name, name): value for name, value in options.items()}
+    short = _SHORT if command in ("pretrain", "finetune") else {}
+    named = [(short.get(name, name), value) for name, value in options.items()]
+    given: dict[str, object] = {}
+    for name, value in _flat(named, deep=True):
+        if name in given:
+            raise OptionError(name, value, f"must be passed only once, and is also {typed(given[name])}")
+        given[name] = value
     arguments = [] if config_dir is None else ["--config-dir", str(config_dir)]
     with contextlib.ExitStack() as stack:
         stack.enter_context(_same_random_state())
@@ -299,14 +305,17 @@ def _call(command: str, options: dict[str, Any], verbose: bool, config_dir: str 
             nowhere = stack.enter_context(open(os.devnull, "w"))
             stack.enter_context(contextlib.redirect_stdout(nowhere))
             stack.enter_context(contextlib.redirect_stderr(nowhere))
-        return cli.find_command(command).call(arguments, dict(_flat(options)), tree)
+        return cli.find_command(command).call(arguments, dict(_flat(named)), tree)
 
 
-def _flat(options: Mapping[str, object]) -> Iterator[tuple[str, Any]]:
-    """Yield options by their full names. A dictionary inside a group's dictionary is the value of one option."""
-    for name, value in options.items():
-        if isinstance(value, Mapping) and "." not in name:
-            yield from ((f"{name}.{key}", option) for key, option in value.items())
+def _flat(options: Iterable[tuple[str, object]], *, deep: bool = False) -> Iterator[tuple[str, Any]]:
+    """Yield options by their full names.
+
+    A dictionary inside a group's dictionary is the value of one option, unless `deep`.
+    """
+    for name, value in options:
+        if isinstance(value, Mapping) and (deep or "." not in name):
+            yield from _flat(((f"{name}.{key}", option) for key, option in value.items()), deep=deep)
         else:
             yield name, value
 

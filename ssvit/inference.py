@@ -78,6 +78,8 @@ def pictures(images: Pictures, pixels: PixelFormat = RGB) -> Iterator[Tensor]:
     elif isinstance(images, np.ndarray):
         if images.ndim not in (2, 3, 4):
             raise OptionError("images", tuple(images.shape), "must be (h, w), (h, w, c) or (b, h, w, c)")
+        if images.dtype.kind not in "buif" or images.dtype.itemsize > 8:  # torch has no others
+            raise OptionError("images", images.dtype, "must be numbers of at most 64 bits")
         array = images[:, :, None] if images.ndim == 2 else images
         native = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
         yield from pictures(torch.from_numpy(native).movedim(-1, -3), pixels)

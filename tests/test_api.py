@@ -26,6 +26,7 @@ from ssvit.data.sources.base import Unreadable
 from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.errors import OptionError, UserError
 from ssvit.inference import pictures
+from ssvit.options import Evaluate
 from ssvit.values import text_of
 
 OPTIONS = {
@@ -86,6 +87,7 @@ def test_an_evaluation_has_its_page_and_numbers(run, outputs, capsys):
     assert capsys.readouterr() == ("", "")
     assert found.page.is_file()
     assert "knn" in json.dumps(found.metrics)
+    assert found.figures == {}
 
 
 @pytest.mark.parametrize(
@@ -204,7 +206,8 @@ def test_a_picture_is_turned_upright_as_its_file_is(tmp_path):
 
 @pytest.mark.parametrize(
     "wrong", [3, None, torch.zeros(4, 4), torch.full((3, 4, 4), 2.0), torch.full((3, 4, 4), torch.nan),
-              torch.zeros(3, 4, 4, dtype=torch.int64), Image.new("F", (4, 4))],
+              torch.zeros(3, 4, 4, dtype=torch.int64), Image.new("F", (4, 4)),
+              *(np.zeros((4, 4, 3), kind) for kind in ("object", "U1", "longdouble", "complex64", "datetime64[s]"))],
 )  # fmt: skip
 def test_what_is_no_picture_is_refused(wrong):
     with pytest.raises(OptionError, match="images"):
@@ -218,8 +221,22 @@ def test_arrays_may_have_the_other_order_of_bytes(run):
 
 
 def test_an_evaluation_from_python_needs_its_report(run):
-    with pytest.raises(OptionError, match="report"):
-        ssvit.evaluate(run, report=False)
+    for given, options in ((run, {"report": False}), (Evaluate(checkpoint=str(run.folder), report=False), {})):
+        with pytest.raises(OptionError, match=r"^report=false: "):
+            ssvit.evaluate(given, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"lr": 1e-3, "recipe": {"lr": 2e-3}}, r"recipe\.lr=0\.002"),
+        ({"lr": 1e-3, "recipe.lr": 2e-3}, r"recipe\.lr=0\.002"),
+        ({"data.augment": {"scale": 1}, "data.augment.scale": 0.5}, r"data\.augment\.scale=0\.5"),
+    ],
+)
+def test_an_option_is_passed_once(options, name, tmp_path):
+    with pytest.raises(OptionError, match=rf"^{name}: "):
+        ssvit.pretrain("/nowhere", **options, outputs=tmp_path, verbose=False)
 
 
 def test_features_are_the_encoder_s_of_the_prepared_images(run, outputs):

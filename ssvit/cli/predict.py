@@ -19,7 +19,7 @@ from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Fraction, Name
 from ssvit.data.sources import folder
 from ssvit.devices import Inference
-from ssvit.engine.atomic_io import replace
+from ssvit.engine.atomic_io import replace, write_files
 from ssvit.errors import OptionError, UserError, file_to_write, folder_to_write, print_lines
 from ssvit.loading.finding import find_checkpoint
 from ssvit.loading.options import Finetuned, eval_transform
@@ -199,11 +199,11 @@ def _segment(checkpoint: Checkpoint, options: Predict, paths: Sequence[str]) -> 
         if home is not None:
             files = {"masks": palette_png(labels), "overlays": overlay_png(image, labels, segmenter.display)}
             for part, content in files.items():
-                (home / part / name).parent.mkdir(parents=True, exist_ok=True)
-                replace(home / part / f"{name}.png", content)
+                file = home / part / f"{name}.png"
+                write_files(file.parent, {file.name: content})
     if home is not None:
         numbers = {name: number for number, name in enumerate(segmenter.classes)}
-        replace(home / "classes.json", json.dumps(numbers).encode())
+        write_files(home, {"classes.json": json.dumps(numbers).encode()})
     if unreadable:
         raise UserError(f"{unreadable} of {len(paths)} pictures could not be read")
 
@@ -221,14 +221,14 @@ def _measure(classifier: "Classifier", options: Predict, images: Sequence[tuple[
             expected = "must be a JSON file {class of the classifier: subfolder}"
             raise OptionError("class_names", options.class_names, expected)
     result, unreadable = measure(classifier, images, names)
-    print_lines(*result.lines, *([f"unreadable and excluded: {unreadable:,} images"] if unreadable else []))
+    print_lines(*result.lines)
     if options.output is not None:
-        home = Path(options.output)
-        home.mkdir(parents=True, exist_ok=True)
         files = {f"{name}.png": figure.png() for name, figure in result.figures.items()}
         files |= {name: text.encode() for name, text in result.tables.items()}
-        for name, content in {**files, "metrics.json": json.dumps(result.metrics, indent=1).encode()}.items():
-            replace(home / name, content)
+        files["metrics.json"] = json.dumps(result.metrics, indent=1).encode()
+        write_files(Path(options.output), files)
+    if unreadable:
+        raise UserError(f"{unreadable} of {len(images)} pictures could not be read")
 
 
 command = Command("predict", run, positional="images", options=Predict)

@@ -61,6 +61,7 @@ def test_all_stages_of_labelled_images(tried, tmp_path):
     assert report["training"]["steps"] == 2
     assert "1 of 21 sampled images" in " ".join(report["images"])
     assert {"images.png", "report.html", "report.json"} <= {file.name for file in result.folder.iterdir()}
+    assert result.figures["images"] == result.folder / "images.png"
     assert str(report["verdict"]) in result.page.read_text()
 
 

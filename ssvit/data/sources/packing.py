@@ -2,8 +2,9 @@
 
 A split becomes a folder of tar files in the layout of WebDataset. An image is stored under its name, and its class, if
 any, as a number (a/1.jpg, a/1.cls), or its multi-label classes as numbers (a/1.json). Next to each shard is its index,
-which `ssvit.data.sources.shards` reads. Images keep their order. The number of images in a shard is
-determined by their sizes, so repeated runs write identical shards.
+which `ssvit.data.sources.shards` reads. Images keep their order. Names and keys are unique in a split, as WebDataset
+requires in a shard. The number of images in a shard is determined by their sizes, so repeated runs write identical
+shards.
 """
 
 import io
@@ -79,6 +80,7 @@ class _Packer:
 
     def __init__(self, source: Source, folder: Path, options: datasets_options.Pack) -> None:
         self.source, self.folder, self.options = source, folder, options
+        self._used = set[str]()  # names of the images, and keys of those that are stored under their name
         stored: list[object] = [options.size, options.quality, options.shard_size]
         if options.size is not None and (background := getattr(options.data, "background", None)) is not None:
             stored.append(background)
@@ -105,6 +107,9 @@ class _Packer:
             raise OptionError("output", self.options.output, reason)
         written = [index for index in indices if index is not None]
         done = written[-1].next if written else 0
+        for index in written:
+            for row in index.images:
+                self._member(row.name)
         show(done)
         verb = "there already" if done == len(self.source) else "written"
         images = read_ahead(self._image, range(done, len(self.source)), self.options.workers)
@@ -129,7 +134,7 @@ class _Packer:
             show: Called with the number of images done.
         """
         path = self.folder / f"{number:06d}{SHARD}"
-        part, rows, keys = path.with_name(f".{path.name}.part"), list[Row](), set[str]()
+        part, rows = path.with_name(f".{path.name}.part"), list[Row]()
         with atomic_io.naming(path), open(part, "wb") as file:
             with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as shard:
                 for image_index, image in images:
@@ -137,12 +142,9 @@ class _Packer:
                     show(done)
                     if image is None:
                         continue
-                    name, data = image
-                    is_plain = os.path.basename(name).count(".") == 1 and ending(name)[0] not in keys
-                    member = name if is_plain else f"{_without_dots(name)}.{name.rpartition('.')[2].lower()}"
-                    key = ending(member)[0]
-                    keys.add(key)
-                    label = self._add_label(shard, key, image_index)
+                    name, data = self._unused(image[0], image_index), image[1]
+                    member = self._member(name)
+                    label = self._add_label(shard, ending(member)[0], image_index)
                     rows.append(Row(name, _add(shard, member, data), len(data), label))
                     if shard.offset >= self.options.shard_size * 1_000_000:
                         break
@@ -154,6 +156,24 @@ class _Packer:
         atomic_io.replace(index_path(path), json.dumps({"schema": SCHEMA, **vars(index)}).encode())
         part.replace(path)
         return index
+
+    def _unused(self, name: str, index: int) -> str:
+        """Return a name that no image before has; to a used one, as of 0.png and 0.bmp resized, the index is added."""
+        stem, suffix = os.path.splitext(name)
+        while name in self._used:
+            stem = f"{stem}_{index}"
+            name = f"{stem}{suffix}"
+        return name
+
+    def _member(self, name: str) -> str:
+        """Return the path at which the image of a unique name is stored in a shard, and mark name and key as used.
+
+        Keys with % are those of `_without_dots`, which are unique since names are.
+        """
+        file, key = os.path.basename(name), ending(name)[0]
+        is_plain = file.count(".") == 1 and "%" not in file and key not in self._used
+        self._used |= {name, key} if is_plain else {name}
+        return name if is_plain else f"{_without_dots(name)}.{name.rpartition('.')[2].lower()}"
 
     def _add_label(self, shard: tarfile.TarFile, key: str, index: int) -> Label:
         """Add the class number or numbers of an image to a shard; return the class names, None without labels."""

@@ -4,15 +4,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from scipy.stats import mannwhitneyu
 
 from ssvit.data.batch import Batch
 from ssvit.data.sources.files import Files
-from ssvit.errors import OptionError, UserError
+from ssvit.errors import OptionError, UserError, print_lines
 from ssvit.evaluation.evaluators.base import Evaluation
 from ssvit.evaluation.evaluators.classification import Classification
 from ssvit.evaluation.evaluators.options import Classification as ClassificationOptions
 from ssvit.evaluation.evaluators.predictions import Predictions
+from ssvit.evaluation.statistics import auroc
 from ssvit.figures.display import Display
 
 
@@ -27,9 +27,10 @@ class OtherImages(Classification):
 def measure(
     classifier: Any, images: Sequence[tuple[str, str | None]], names: Mapping[str, str]
 ) -> tuple[Evaluation, int]:
-    """Return the evaluation of a classifier on images, and the number of unreadable files, which are excluded.
+    """Return the evaluation of a classifier on images, and the number of unreadable files.
 
-    Its metrics include auroc, how well the confidence separates images of the classes from others.
+    Unreadable files are printed and excluded. The metrics include auroc, how well the confidence separates images of
+    the classes from others.
 
     Args:
         classifier: The `ssvit.inference.Classifier`.
@@ -50,8 +51,12 @@ def measure(
         expected = f"must contain classes of the classifier, such as {', '.join(classes[:3])}"
         raise OptionError("labelled", min(of_images, default=""), expected)
     numbers: dict[str | None, int] = {name: number for number, name in enumerate(classes)}
-    answers = zip(images, classifier.name_files([path for path, _ in images]), strict=True)
-    read = [(path, numbers.get(name, -1), row) for (path, name), (_, row) in answers if torch.is_tensor(row)]
+    read = []
+    for (path, name), (_, answer) in zip(images, classifier.name_files([path for path, _ in images]), strict=True):
+        if isinstance(answer, UserError):
+            print_lines(answer)
+        else:
+            read.append((path, numbers.get(name, -1), answer))
     if all(label < 0 for _, label, _ in read):
         raise UserError("labelled: none of the images can be read")
     labels, groups = torch.tensor([label for _, label, _ in read]), torch.tensor([numbers[name] for name in renamed])
@@ -70,9 +75,9 @@ def measure(
     metrics, lines = dict(result.metrics), list(result.lines)
     if len(paths) < len(read):
         known, others = (probabilities[rows].amax(1).tolist() for rows in (is_known, ~is_known))
-        auroc = float(mannwhitneyu(known, others).statistic) / (len(known) * len(others))
-        metrics |= {"auroc": auroc, "unknown": len(others)}
+        separation = auroc(known, others)
+        metrics |= {"auroc": separation, "unknown": len(others)}
         of_others = f"{len(others):,} images of none of the classes"
-        lines.append(f"confidence compared with {of_others}: AUROC {auroc:.3f} (0.5: equal confidence)")
+        lines.append(f"confidence compared with {of_others}: AUROC {separation:.3f} (0.5: equal confidence)")
     figures = {name: figure for name, figure in result.figures.items() if name != "learning"}
     return Evaluation(metrics=metrics, lines=lines, figures=figures, tables=result.tables), len(images) - len(read)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from command import TINY, one_line
+from command import TINY, error_of, one_line
 from images import class_names, picture, pixels, put
 from PIL import Image
 from runs import final, kill_after
@@ -19,6 +19,7 @@ from ssvit.data.loader import Loader
 from ssvit.data.sources import datasets, packing, shards
 from ssvit.data.sources.base import Data
 from ssvit.data.sources.datasets_options import Csv, Folder, Pack, Shards
+from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
 from ssvit.errors import OptionError, UserError
 
@@ -107,6 +108,57 @@ def test_names_of_any_kind_become_samples_of_their_own(tmp_path):
             suffixes = [member.name.rpartition("/")[2].partition(".")[2].lower() for member in file]
         assert set(suffixes[::2]) == {"cls"}
         assert all("." not in suffix for suffix in suffixes)
+
+
+@pytest.mark.parametrize("size", [None, 8])
+@pytest.mark.parametrize("shard_size", [0.004, 10])
+def test_images_of_one_stem_have_names_and_keys_of_their_own(tmp_path, size, shard_size):
+    names = [f"{folder}/{stem}.{kind}" for folder in "ab" for stem in range(3) for kind in ("bmp", "png", "jpg")]
+    names += ["a/0_1.jpg", "a/0%2Ejpg.jpg", "a/0"]
+    for place, name in enumerate(names):
+        kind = name.partition(".")[2].upper()
+        put(tmp_path / name, picture(place, kind if kind in ("BMP", "PNG") else "JPEG", (20, 24)))
+    names += [*names[:3], "a/0"]  # as a table may list a file again
+    classes = [str(place) for place in range(len(names))]
+    source = Files([str(tmp_path / name) for name in names], list(range(len(names))), classes)
+    data = Data(source, None, None, source.classes)
+
+    def interrupt(done: int, total: int) -> None:
+        if done >= len(names) - 2:
+            raise KeyboardInterrupt
+
+    options = {"size": size, "shard_size": shard_size}
+    with pytest.raises(KeyboardInterrupt):
+        packed(data, tmp_path / "broken", interrupt, **options)
+    for output in ("broken", "whole"):
+        packed(data, tmp_path / output, **options)
+    assert contents(tmp_path / "broken") == contents(tmp_path / "whole")
+    paths = sorted((tmp_path / "whole/train").glob("*.tar"))
+    assert (len(paths) > 1) == (shard_size < 1)
+    for of_headers in (False, True):
+        for path in paths if of_headers else ():
+            shards.index_path(path).unlink()
+        found = shards.open_shards(str(tmp_path / "whole/train"), [path.name for path in paths], classes)
+        assert found.labels.tolist() == source.labels.tolist()
+        assert len({found.inner_name(i) for i in range(len(found))}) == len(names)
+        if size is None:
+            assert all(torch.equal(found.read(i), source.read(i)) for i in range(len(names)))
+    members = []
+    for path in paths:
+        with tarfile.open(path) as file:
+            members += file.getnames()
+    assert len({member.rpartition(".")[0] for member in members}) * 2 == len(set(members)) == len(members)
+
+
+@pytest.mark.parametrize("option", ["masks", "mask"])
+def test_masks_are_an_error(tmp_path, option):
+    put(tmp_path / "images/a.png", picture(0))
+    put(tmp_path / "t.csv", b"path,mask\nimages/a.png,images/a.png\n")
+    data = {"masks": ["data=folder", f"data.root={tmp_path}/images", f"data.masks={tmp_path}/images"],
+            "mask": ["data=csv", f"data.table={tmp_path}/t.csv"]}[option]  # fmt: skip
+    error = error_of(pack_command.call, [*data, f"output={tmp_path}/shards"])
+    assert (str(error).partition("=")[0], error.status) == (f"data.{option}", 2)
+    assert not (tmp_path / "shards").exists()
 
 
 @pytest.mark.parametrize("size", [None, 8])

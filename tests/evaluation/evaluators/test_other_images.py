@@ -9,7 +9,7 @@ from images import picture, put
 
 import ssvit
 from ssvit.cli import find_command
-from ssvit.errors import UserError
+from ssvit.errors import Failure, UserError
 
 CLASSIFIER = Path(__file__).parents[2] / "fixtures" / "outputs" / "finetune_masked_patch_shapes"
 
@@ -72,6 +72,18 @@ def test_folders_may_be_numbers_or_groups_of_classes(classifier, tmp_path):
     metrics = measured(tmp_path / "groups", f"class_names={tmp_path}/names.json")
     assert metrics["accuracy"] == pytest.approx(np.mean(right))
     assert metrics["loss"] == pytest.approx(np.mean([-np.log(row[number // 3]) for number, row in enumerate(sums)]))
+
+
+def test_unreadable_images_are_named_and_the_others_are_measured(classifier, tmp_path, capsys):
+    damaged = [put(tmp_path / "images" / name / "0.png", b"no image") for name in (classifier.classes[0], "no class")]
+    for names, count in (((), None), (classifier.classes[:2], r"\b2 of 8\b")):
+        album(tmp_path / "images", names)
+        with pytest.raises(Failure, match=count) as failure:
+            measured(tmp_path)
+        assert failure.value.status == 1
+        printed = capsys.readouterr().out
+        assert all(printed.count(str(path)) == 1 for path in damaged)
+    assert json.loads((tmp_path / "report" / "metrics.json").read_text())["images"] == 6
 
 
 def test_mistakes_are_named(tmp_path):
