@@ -9,7 +9,7 @@ from ssvit import advice
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.data.sources.base_options import SHORT_FORMS, ImageFiles
-from ssvit.data.sources.datasets_options import Csv, Folder, Pack
+from ssvit.data.sources.datasets_options import Csv, Folder, HuggingFace, Pack
 from ssvit.data.sources.decode_options import RGB
 from ssvit.engine.progress import progress
 from ssvit.errors import OptionError, print_lines
@@ -24,6 +24,10 @@ def run(config: Config) -> Path:
     source = options.data
     if options.size is not None and isinstance(source, ImageFiles) and source.pixels.changed(background=None) != RGB:
         raise OptionError("size", options.size, "must be null for images other than 8-bit RGB, which are not resized")
+    if isinstance(source, HuggingFace) and source.pixels.changed(background=None) != RGB:
+        name = "channels" if source.range is None else "range"
+        expected = "must not be set: images of this library are packed as 8-bit RGB"
+        raise OptionError(f"data.{name}", getattr(source, name), expected)
     if isinstance(source, Folder | Csv) and source.masked:
         name = "masks" if isinstance(source, Folder) else "mask"
         raise OptionError(f"data.{name}", getattr(source, name), "must be null, since shards contain no masks")

@@ -101,11 +101,14 @@ class _Packer:
         if self.options.overwrite:
             _clear(self.folder)
         # The index of a shard is written before the shard is renamed to its final name.
-        indices = [read_index(path) for path in sorted(self.folder.glob(f"*{SHARD}"))]
+        existing = sorted(self.folder.glob(f"*{SHARD}"))
+        indices = [read_index(path) for path in existing]
         if any(index is None or index.plan != self.plan for index in indices):
             reason = f"must not contain other shards; overwrite=true replaces those of {self.folder}"
             raise OptionError("output", self.options.output, reason)
-        written = [index for index in indices if index is not None]
+        # Shards after a missing one are written again.
+        numbered = [path.name == f"{number:06d}{SHARD}" for number, path in enumerate(existing)]
+        written = [index for index, is_next in zip(indices, numbered, strict=True) if index and is_next]
         done = written[-1].next if written else 0
         for index in written:
             for row in index.images:

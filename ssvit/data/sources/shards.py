@@ -34,7 +34,7 @@ from ssvit.engine import atomic_io
 from ssvit.errors import UserError, printable
 
 SCHEMA = 2
-_CLASS_KEYS = ("cls", "label", "class", "class_name")
+_CLASS_KEYS, _SEVERAL = ("cls", "label", "class", "class_name"), "labels"
 _LARGEST = 1 << 20  # maximum size in bytes of a member with a class
 
 
@@ -214,7 +214,7 @@ def scan(shard: str, unused: list[str]) -> list[Row]:
     Raises:
         UserError: The shard is damaged, unreadable, or not an uncompressed tar file.
     """
-    rows, apart = list[Row](), dict[str, str]()
+    rows, apart = list[Row](), dict[str, Label]()
     try:
         with open(shard, "rb") as stream, tarfile.open(fileobj=stream, mode="r:") as file:
             for key, members in groupby(_members(file), lambda member: ending(member.name)[0]):
@@ -233,8 +233,8 @@ def scan(shard: str, unused: list[str]) -> list[Row]:
     # The images 7.0.jpg and 7.1.jpg may share the class 7.cls, as in WebDataset.
     keys = [(key, key.rpartition(".")[0]) for key in (ending(row.name)[0] for row in rows)]
     unused += sorted(apart.keys() - {*chain(*keys)})
-    labels = [row.label or apart.get(key, apart.get(start)) for row, (key, start) in zip(rows, keys, strict=True)]
-    return [row._replace(label=label) for row, label in zip(rows, labels, strict=True)]
+    labels = [apart.get(key, apart.get(start)) for key, start in keys]
+    return [row if row.label is not None else row._replace(label=of) for row, of in zip(rows, labels, strict=True)]
 
 
 def _members(file: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
@@ -246,8 +246,8 @@ def _members(file: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
             yield member
 
 
-def _sample(file: tarfile.TarFile, members: Iterable[tarfile.TarInfo]) -> tuple[list[tarfile.TarInfo], str | None]:
-    """Return the images of a sample, those in .npy files if there are no others, and its class, or None."""
+def _sample(file: tarfile.TarFile, members: Iterable[tarfile.TarInfo]) -> tuple[list[tarfile.TarInfo], Label]:
+    """Return the images of a sample, those in .npy files if there are no others, and its class or classes, or None."""
     images, arrays, label = list[tarfile.TarInfo](), list[tarfile.TarInfo](), None
     for member in members:
         suffix = ending(member.name)[1]
@@ -258,12 +258,13 @@ def _sample(file: tarfile.TarFile, members: Iterable[tarfile.TarInfo]) -> tuple[
         elif member.size <= _LARGEST and (suffix.startswith("cls") or suffix.endswith("json")):
             content = file.extractfile(member)
             assert content is not None  # not None for a regular file
-            label = _label(content.read(), is_json=suffix.endswith("json")) or label
+            found = _label(content.read(), is_json=suffix.endswith("json"))
+            label = label if found is None else found
     return images or arrays[:1], label
 
 
-def _label(content: bytes, *, is_json: bool) -> str | None:
-    """Return the class in the content of a .cls or .json member, or None."""
+def _label(content: bytes, *, is_json: bool) -> Label:
+    """Return the class in the content of a .cls or .json member, the classes in a list `labels`, or None."""
     with suppress(ValueError, RecursionError):
         text = content.decode().strip()
         if not is_json:
@@ -272,4 +273,7 @@ def _label(content: bytes, *, is_json: bool) -> str | None:
         for name in _CLASS_KEYS:
             if isinstance(values, dict) and isinstance(values.get(name), int | str):
                 return str(values[name])
+        several = values.get(_SEVERAL) if isinstance(values, dict) else None
+        if isinstance(several, list) and all(isinstance(number, int) for number in several):
+            return tuple(map(str, several))
     return None

@@ -150,12 +150,14 @@ def test_images_of_one_stem_have_names_and_keys_of_their_own(tmp_path, size, sha
     assert len({member.rpartition(".")[0] for member in members}) * 2 == len(set(members)) == len(members)
 
 
-@pytest.mark.parametrize("option", ["masks", "mask"])
-def test_masks_are_an_error(tmp_path, option):
+@pytest.mark.parametrize("option", ["masks", "mask", "range", "channels"])
+def test_what_shards_cannot_contain_is_an_error(tmp_path, option):
     put(tmp_path / "images/a.png", picture(0))
     put(tmp_path / "t.csv", b"path,mask\nimages/a.png,images/a.png\n")
     data = {"masks": ["data=folder", f"data.root={tmp_path}/images", f"data.masks={tmp_path}/images"],
-            "mask": ["data=csv", f"data.table={tmp_path}/t.csv"]}[option]  # fmt: skip
+            "mask": ["data=csv", f"data.table={tmp_path}/t.csv"],
+            "range": ["data=huggingface", f"data.root={tmp_path}", "data.range=[0,4000]"],
+            "channels": ["data=huggingface", f"data.root={tmp_path}", "data.channels=1"]}[option]  # fmt: skip
     error = error_of(pack_command.call, [*data, f"output={tmp_path}/shards"])
     assert (str(error).partition("=")[0], error.status) == (f"data.{option}", 2)
     assert not (tmp_path / "shards").exists()
@@ -193,6 +195,28 @@ def test_an_interrupted_command_is_continued(tmp_path, data, after):
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert (shown[0] > 0) == bool(before)
     assert contents(broken) == contents(tmp_path / "whole")
+
+
+def test_missing_shards_are_written_again(tmp_path, data):
+    for folder in ("whole", "broken"):
+        packed(data, tmp_path / folder)
+    shards = sorted((tmp_path / "broken/train").glob("*.tar"))
+    shards[1].unlink()
+    shards[-1].unlink()
+    packed(data, tmp_path / "broken")
+    assert contents(tmp_path / "broken") == contents(tmp_path / "whole")
+
+
+def test_several_classes_are_read_without_the_index(tmp_path):
+    labels = torch.tensor([[True, False, True], [False, False, False], [False, True, False], [True, True, True]])
+    images = torch.arange(4 * 3 * 5 * 5, dtype=torch.uint8).view(4, 3, 5, 5)
+    train = Memory(images, labels, ("a", "b", "c"))
+    packed(Data(train, None, train, train.classes), tmp_path)
+    for index in tmp_path.rglob("*.json"):
+        index.unlink()
+    found = datasets.shards(Shards(root=str(tmp_path))).train
+    assert torch.equal(found.labels, labels)
+    assert tuple(found.classes) == ("0", "1", "2")
 
 
 def test_shards_of_other_images_or_options_are_replaced_only_with_overwrite(tmp_path, data):
