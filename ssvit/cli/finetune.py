@@ -130,11 +130,7 @@ def _pretraining(options: Finetune) -> comparison.Spent | None:
     """Return what the pre-training of the checkpoint has spent, if random weights are trained for as long; or None."""
     if options.scratch != "equal_time" or "steps" in options.scratch_recipe:
         return None
-    checkpoint = options.encoder.checkpoint()
-    if checkpoint.run_folder is None:
-        return None
-    values = Configuration.read(checkpoint.run_folder / "config.yaml").values
-    return comparison.Spent.on(rows(checkpoint.run_folder), values["recipe"]["batch_size"], last=checkpoint.step)
+    return comparison.Spent.of_checkpoint(options.encoder.checkpoint())
 
 
 def run(config: Config) -> Path:

@@ -52,7 +52,8 @@ class Anchor:
         both = outputs, expected.to(outputs.dtype)
         patches, initial_patches = (F.normalize(x[:, encoder.num_prefix_tokens :], dim=-1) for x in both)
         if self.options.kind == "gram":
-            return F.mse_loss(patches @ patches.mT, initial_patches @ initial_patches.mT)
+            with torch.autocast(patches.device.type, enabled=False):  # the loss is small differences of cosines
+                return F.mse_loss(patches @ patches.mT, initial_patches @ initial_patches.mT)
         pooled, initial_pooled = (encoder.pool(x) for x in both)
         cosine = F.cosine_similarity(pooled, initial_pooled).mean() + (patches * initial_patches).sum(-1).mean()
         return 1 - cosine / 2

@@ -128,8 +128,8 @@ class Segment(Objective):
         self.register_buffer("class_weights", buffer, persistent=False)
         self.head = HEADS[options.head](encoder.width, len(self.maps), len(self.classes))
         lora.restrict(encoder, options.trained, options.lora)
-        for block in encoder.blocks[max(self.maps) :]:  # not computed
-            block.requires_grad_(False)
+        for unused in (encoder.blocks, encoder.positions):  # not computed
+            unused[max(self.maps) :].requires_grad_(False)
 
     @property
     def metadata(self) -> dict[str, object]:

@@ -12,8 +12,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.checkpoints.configuration import Configuration
+from ssvit.checkpoints.run_folder import rows as rows_of
+from ssvit.config.dotted import at
 from ssvit.engine import atomic_io
 from ssvit.engine.processes import is_main_process
+from ssvit.errors import UserError
 from ssvit.evaluation.statistics import (
     NOT_ABOVE_CHANCE,
     Interval,
@@ -52,13 +57,29 @@ class Spent(NamedTuple):
 
     @classmethod
     def on(cls, rows: Rows, batch_size: int, *, last: int) -> "Spent":
-        """Return what a run has spent until the step `last`, as logged."""
+        """Return what a run has spent until the step `last`, which may lie between two logged steps."""
         spent, step = cls(), 0
         for row in rows:
-            if "seconds" in row and step < row["step"] <= last:
-                images, step = (row["step"] - step) * batch_size, row["step"]
-                spent = cls(spent.images + images, spent.seconds + row["seconds"])
+            if "seconds" in row and step < min(last, row["step"]):
+                steps = min(last, row["step"]) - step
+                share = steps / (row["step"] - step)
+                spent = cls(spent.images + steps * batch_size, spent.seconds + share * row["seconds"])
+                step = row["step"]
         return spent
+
+    @classmethod
+    def of_checkpoint(cls, checkpoint: Checkpoint) -> "Spent | None":
+        """Return what the run of a checkpoint and those that it continues have spent; None if one is unknown."""
+        if checkpoint.run_folder is None:
+            return None
+        try:
+            values = Configuration.read(checkpoint.run_folder / "config.yaml").values
+            start = at(values, "encoder.path")
+            before = cls.of_checkpoint(Checkpoint.open(Path(start))) if start else cls()
+        except (UserError, OSError):
+            return None
+        own = cls.on(rows_of(checkpoint.run_folder), values["recipe"]["batch_size"], last=checkpoint.step)
+        return before and cls(before.images + own.images, before.seconds + own.seconds)
 
 
 def compare_sides(

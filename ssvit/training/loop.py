@@ -224,7 +224,9 @@ def train(
                     state.save(folder, complete, run_identity, shown=shown, wait=stopping or is_best)
                 if is_best and processes.is_main:
                     best.link_checkpoint(folder, complete)
-            if stopping and not ended:
+            if ended:  # a signal may have arrived during the last evaluation and its figures
+                stopping = processes.any_process(bool(stop.signum))
+            if stopping:
                 raise Stopped(stop.signum or signal.SIGTERM, complete)
     kind = "CPU time" if processes.device.type == "cpu" else "time"
     each = f" in each of {processes.world} processes" if processes.world > 1 else ""

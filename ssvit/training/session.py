@@ -87,6 +87,7 @@ class Session:
                 folder.open(configuration, overwrite=options.overwrite)
             self.processes.barrier()  # no process may look for checkpoints while rank 0 clears the folder
             self.train(options, folder.path)
+            self.processes.barrier()  # rank 0 has written all rows
         return rows(folder.path)
 
     @runtime.detect_lost_peers()

@@ -138,6 +138,24 @@ def cosine(a: list[float], b: list[float]) -> float:
     return dot / math.sqrt(squares[0] * squares[1])
 
 
+def test_small_differences_from_the_start_are_computed_in_float32_under_autocast():
+    anchor = Anchor(continuation_options.Anchor(kind="gram"), tiny.encoder(0.0))
+    first, second = torch.randn(2, 3, 9, 8, generator=torch.Generator().manual_seed(0))
+    anchor.initial = lambda images: first
+
+    class Moved:
+        num_prefix_tokens = 1
+
+        def __call__(self, images, depth_noise=None):
+            return first + 1e-3 * second
+
+    losses = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            losses.append(anchor.loss(Moved(), torch.empty(0)).item())
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["cosine", "gram"])
 @torch.no_grad()
 def test_a_penalty_is_its_formula(kind):

@@ -19,6 +19,7 @@ from ssvit.data.windows import boxes
 from ssvit.errors import OptionError, UserError
 from ssvit.evaluation.evaluators.options import Segmentation as EvaluatorOptions
 from ssvit.evaluation.segmentation import LabelMaps, class_counts, interval_of_miou, mean_iou
+from ssvit.models.vit_options import ViT
 from ssvit.objectives.segment import Segment, balanced
 from ssvit.objectives.segment_options import Segment as Options
 
@@ -75,6 +76,18 @@ def test_heads_receive_the_layers_that_they_name(options, layers):
     expected = objective.head(maps)
     torch.testing.assert_close(objective.scores(images), expected)
     assert expected.shape[2:] == ((8, 8) if objective.options.head == "maps" else (4, 4))
+
+
+@pytest.mark.parametrize("positions_at", ["stem", "every_layer", "every_layer_shared"])
+def test_each_weight_that_is_trained_has_a_gradient(positions_at):
+    torch.manual_seed(0)
+    encoder = ViT(
+        image_size=16, patch_size=4, width=16, depth=3, heads=2, positions="learned_2d", positions_at=positions_at
+    ).build()
+    objective = Segment(Options(classes=tiny.CLASSES, layers=[1]), encoder=encoder)
+    objective = tiny.shaken(objective).train()
+    objective.scores(tiny.pictures(2)).square().sum().backward()
+    assert all(weight.grad is not None for weight in objective.parameters() if weight.requires_grad)
 
 
 def test_a_run_with_layers_that_are_not_computed_continues_to_the_same_bits(tmp_path):

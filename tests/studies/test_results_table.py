@@ -9,9 +9,12 @@ import pytest
 import yaml
 from command import TINY
 
+from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.checkpoints.run_folder import rows
 from ssvit.cli.table import command
 from ssvit.errors import UserError
 from ssvit.studies import methods
+from ssvit.studies.comparison import Spent
 
 ABSENT = methods.mean_std([])
 
@@ -195,6 +198,23 @@ def test_operations_are_those_of_all_runs_of_the_pretraining(runs, tmp_path):
         assert numbers[str(runs / path)]["operations of pre-training"] == [expected]
         assert cells["operations of pre-training"][str(runs / path)] == f"{expected / 1e6:.1f}MFLOP"
     assert cells["operations of pre-training"]["outputs/absent/step_00000001"] == ""
+
+
+def test_the_time_of_a_pretraining_is_that_of_all_its_runs(runs):
+    first, second = (
+        {row["step"]: row["seconds"] for row in rows(runs / name) if "seconds" in row} for name in ("first", "second")
+    )
+    expected = sum(seconds for step, seconds in first.items() if step <= 2) + sum(second.values())
+    spent = Spent.of_checkpoint(Checkpoint.open(runs / "second"))
+    assert spent == Spent((2 + 3) * 8, pytest.approx(expected))
+    assert Spent.of_checkpoint(Checkpoint.open(runs / "first/step_00000004")).seconds == pytest.approx(
+        sum(first.values())
+    )
+
+
+def test_the_time_until_a_step_between_two_logged_ones_is_a_share():
+    logged = [{"step": 4, "seconds": 2.0}, {"step": 4, "test/accuracy": 0.5}, {"step": 8, "seconds": 4.0}]
+    assert [Spent.on(logged, 3, last=last) for last in (4, 5, 8)] == [(12, 2.0), (15, 3.0), (24, 6.0)]
 
 
 def test_runs_that_are_not_finished_are_named_and_left_out(tmp_path):

@@ -19,6 +19,7 @@ from ssvit.data.augment.options import InceptionCrop
 from ssvit.data.loader import Loader
 from ssvit.errors import OptionError, UserError
 from ssvit.training import loop
+from ssvit.training.metrics_log import MetricsLog
 from ssvit.training.muon import RMS, orthogonalize
 from ssvit.training.recipe import Recipe
 
@@ -236,6 +237,19 @@ def test_a_finished_run_is_reported_and_unchanged(tmp_path, capsys):
     assert tiny.train(tmp_path)[0] is False
     assert "is finished (12 steps)" in capsys.readouterr().out
     assert final(tmp_path) == before
+
+
+def test_a_signal_during_the_last_figures_stops_before_another_run(tmp_path, monkeypatch):
+    def record(log, step, row):
+        recorded(log, step, row)
+        if step == tiny.RECIPE["steps"]:
+            signal.raise_signal(signal.SIGINT)
+
+    recorded = MetricsLog.record
+    with monkeypatch.context() as patch, pytest.raises(loop.Stopped):
+        patch.setattr(MetricsLog, "record", record)
+        tiny.train(tmp_path)
+    assert tiny.train(tmp_path)[0] is False  # it is finished
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
