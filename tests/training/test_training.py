@@ -246,9 +246,10 @@ def test_a_signal_during_the_last_figures_stops_before_another_run(tmp_path, mon
             signal.raise_signal(signal.SIGINT)
 
     recorded = MetricsLog.record
-    with monkeypatch.context() as patch, pytest.raises(loop.Stopped):
+    with monkeypatch.context() as patch:
         patch.setattr(MetricsLog, "record", record)
-        tiny.train(tmp_path)
+        with pytest.raises(loop.Stopped):
+            tiny.train(tmp_path)
     assert tiny.train(tmp_path)[0] is False  # it is finished
 
 
