@@ -217,7 +217,7 @@ def evaluation_batches(
         batches = (Batch.of_view(images[part], None if labels is None else labels[part], part) for part in parts)
         return (batch._replace(indices=batch.slots).to(device).augmented(transform, 0) for batch in batches)
     work = ((part, part) for part in parts)
-    add = report or Tally(sum(map(len, parts)), of=count).add
+    add = report or Tally(count).add
     reader = _Reader(source, transform, None)
 
     def tally(result: Read) -> None:
@@ -298,16 +298,17 @@ class _Reader(Dataset[Result]):
             yield from (numbers * len(self.source)).long().tolist()
 
 
+def check_readable(readable: int, total: int, files: str = "image files") -> None:
+    """Raise UserError if more than the share `TOLERATED` of the images of all processes could not be read."""
+    if (unreadable := total - readable) > TOLERATED * total:
+        raise UserError(f"{unreadable} of {total} {files} cannot be read, more than {TOLERATED:.0%}")
+
+
 class Tally:
-    """Count opened and unreadable files, and stop the run once too many are unreadable.
+    """Count opened and unreadable files, and stop the run once too many are unreadable."""
 
-    Args:
-        size: Number of images that this process reads.
-        of: Number of all images; None if this process reads all.
-    """
-
-    def __init__(self, size: int, of: int | None = None) -> None:
-        self.size, self.of, self.opened = size, size if of is None else of, 0
+    def __init__(self, size: int) -> None:
+        self.size, self.opened = size, 0
         self.reasons: dict[str, str] = {}
 
     def add(self, opened: int, failures: list[Unreadable]) -> None:
@@ -323,7 +324,7 @@ class Tally:
         self.opened = min(self.opened + opened, self.size)
         self.reasons |= {failure.path: failure.reason for failure in failures}
         allowed = TOLERATED * self.opened
-        if self.opened < self.of:  # plus three standard deviations, so that chance does not stop a run
+        if self.opened < self.size:  # plus three standard deviations, so that chance does not stop a run
             allowed += 3 * math.sqrt(allowed)
         if self.opened >= min(_ENOUGH, self.size) and len(self.reasons) > allowed:
             path, reason = next(iter(self.reasons.items()))

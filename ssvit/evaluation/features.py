@@ -22,7 +22,7 @@ from einops import rearrange
 from torch import Tensor
 
 from ssvit.data.batch import Transform
-from ssvit.data.loader import Loading, evaluation_batches
+from ssvit.data.loader import Loading, check_readable, evaluation_batches
 from ssvit.data.sources import decode_options
 from ssvit.data.sources.base import Source, Unreadable
 from ssvit.devices import Precision
@@ -290,6 +290,8 @@ def extract(
     if not parts:
         raise UserError("none of the images can be read, so there are no features")
     values, indices = zip(*parts, strict=True)
+    if report is None:
+        check_readable(sum(map(len, indices)), len(source))
     joined = {name: torch.cat([part[name] for part in values]) for name in values[0]}
     for name, value in joined.items():
         if not value.isfinite().all():

@@ -2,11 +2,13 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from images import picture, put
+from ranks import results
 
 from ssvit.data.augment.options import CenterCrop
 from ssvit.data.sources import decode_options
@@ -181,6 +183,20 @@ def test_kept_features_are_the_same_and_others_are_computed(tmp_path, counted):
     is_missed, found = missed(source=renamed)
     assert not is_missed
     assert found.labels.equal(renamed.labels)
+
+
+def extraction(paths: list[str]) -> str:
+    """Return the error of the features of some files, in one of several processes."""
+    with pytest.raises(UserError) as error:
+        extract(Pixels(), Files(paths), CROP, batch_size=4)
+    return str(error.value)
+
+
+def test_too_many_unreadable_files_of_all_processes_stop_each(tmp_path):
+    paths = [str(put(tmp_path / f"{number}.bmp", picture(number, "BMP", (8, 8)))) for number in range(40)]
+    for path in paths[-2:]:  # too few of those that the second process reads
+        put(Path(path), b"damaged")
+    assert all(message.startswith("2 of 40 ") for message in results(extraction, 2, tmp_path, paths))
 
 
 def test_the_cost_of_an_image_is_measured_in_spite_of_unreadable_files(tmp_path):

@@ -47,7 +47,7 @@ def test_a_run_continues_only_with_the_same_encoder(tmp_path):
 @pytest.mark.parametrize(
     ("option", "value"),
     [("steps", 0), ("steps", "abc"), ("lr", -1e-3), ("lr", math.nan), ("warmup", 1000), ("betas", 0.9), ("ema", 1),
-     ("decay", "exponential"), ("precision", "fp8"), ("backend", "yes"), ("accumulate", 3), ("repeats", 65),
+     ("decay", "exponential"), ("precision", "fp8"), ("backend", "yes"), ("repeats", 65),
      ("clip", -1), ("seed", 1.5), ("optimizer", "lion"), ("layer_decay", 0), ("layer_decay", 1.1)],
 )  # fmt: skip
 def test_an_invalid_option_of_the_recipe_is_named(option, value):

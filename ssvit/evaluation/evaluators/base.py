@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ssvit.data.batch import EvalTransform
-from ssvit.data.loader import TOLERATED
+from ssvit.data.loader import check_readable
 from ssvit.data.sources.base import Source
-from ssvit.errors import UserError
 from ssvit.figures.base import Figure
 from ssvit.figures.display import PLAIN, Display
 from ssvit.figures.plot import History
@@ -121,9 +120,7 @@ class LabelledEvaluator(Evaluator):
 
     def check_readable(self, readable: int, files: str = "image files") -> None:
         """Raise UserError if more than the share `TOLERATED` of the images could not be read."""
-        total = len(self.source)
-        if (unreadable := total - readable) > TOLERATED * total:
-            raise UserError(f"{unreadable} of {total} {files} cannot be read, more than {TOLERATED:.0%}")
+        check_readable(readable, len(self.source), files)
 
 
 class PlottingEvaluator(Evaluator):
