@@ -87,7 +87,11 @@ def pictures(images: Pictures, pixels: PixelFormat = RGB) -> Iterator[Tensor]:
         if images.ndim not in (3, 4):
             raise OptionError("images", tuple(images.shape), "must be (c, h, w) or (b, c, h, w)")
         batch = images if images.ndim == 4 else images[None]
-        yield from _bytes(batch) if pixels.range is None else (_taken(image.cpu().numpy(), pixels) for image in batch)
+        if pixels.range is None:
+            yield from _bytes(batch)
+        else:
+            batch = batch.float() if batch.dtype == torch.bfloat16 else batch  # which numpy does not have
+            yield from (_taken(image, pixels) for image in batch.detach().cpu().numpy())
     elif isinstance(images, Sequence):
         for image in images:
             yield from pictures(image, pixels)

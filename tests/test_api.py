@@ -214,6 +214,15 @@ def test_what_is_no_picture_is_refused(wrong):
         list(pictures(wrong))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16])
+def test_tensors_of_any_type_are_converted_by_the_range(dtype):
+    values = torch.arange(8.0).view(2, 2, 2).to(dtype)
+    if dtype.is_floating_point:
+        values.requires_grad_()
+    (image,) = pictures(values, PixelFormat(channels=2, range=[0, 8]))
+    assert torch.equal(image, torch.arange(8.0).view(2, 2, 2) / 8)
+
+
 def test_arrays_may_have_the_other_order_of_bytes(run):
     pixels = np.random.default_rng(0).random((16, 16, 3), np.float32)
     encoder = ssvit.load(run)
