@@ -104,7 +104,7 @@ def add_encoders(line: CommandLine) -> None:
     paths = {str(entry): Path(str(entry)) for entry in entries}
     for depth in range(1, max((len(path.parts) for path in paths.values()), default=1) + 1):
         names = {re.sub(r"\W+", "_", "/".join(path.parts[-depth:])): entry for entry, path in paths.items()}
-        if len(names) == len(entries):  # steps of different runs are in folders with equal names
+        if len(names) == len(entries):  # folders of steps have equal names in different runs
             break
     else:
         raise OptionError("against", entries, "must be encoders with different names")

@@ -147,7 +147,7 @@ def upright_size(path: str) -> tuple[int, int] | None:
         if image and image.format != "TIFF":  # whether the size is swapped depends on Pillow's version
             width, height = image.size
             exif = image.getexif()
-            if image.format == "JPEG":  # whose decoder reads no orientation from XMP, as Pillow does
+            if image.format == "JPEG":  # torchvision ignores an orientation in XMP, and Pillow does not
                 exif = Image.Exif()
                 exif.load(image.info.get("exif", b""))
             return (width, height) if exif.get(rasters.ORIENTATION, 1) > 4 else (height, width)

@@ -161,7 +161,7 @@ class _Packer:
         return index
 
     def _unused(self, name: str, index: int) -> str:
-        """Return a name that no image before has; to a used one, as of 0.png and 0.bmp resized, the index is added."""
+        """Return a unique name: the index of the image is appended to a name that an earlier image has."""
         stem, suffix = os.path.splitext(name)
         while name in self._used:
             stem = f"{stem}_{index}"
