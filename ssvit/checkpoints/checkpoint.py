@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ssvit.checkpoints.configuration import Configuration
 from ssvit.checkpoints.manifest import complete, read_manifest
 from ssvit.checkpoints.run_folder import reported_run
-from ssvit.errors import OptionError
+from ssvit.config.dotted import at
+from ssvit.errors import OptionError, UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,6 +96,26 @@ class Checkpoint:
     def home(self, outputs: str | Path) -> Path:
         """Return the output folder for this checkpoint: the run folder, or a folder in `outputs` for a foreign file."""
         return self.run_folder or Path(outputs, self.name)
+
+
+def stages_of(checkpoint: Checkpoint) -> list[tuple[Path, Mapping[str, Any], int]] | None:
+    """Return folder, options and last step of the run of a checkpoint and of the runs that it continues, last first.
+
+    The result is None if one of them is unknown, such as the training of another project's weights.
+    """
+    stages: list[tuple[Path, Mapping[str, Any], int]] = []
+    start: Checkpoint | None = checkpoint
+    try:
+        while start:
+            if start.run_folder is None:
+                return None
+            values = Configuration.read(start.run_folder / "config.yaml").values
+            stages.append((start.run_folder, values, start.step))
+            path = at(values, "encoder.path")
+            start = Checkpoint.open(path) if path else None
+    except (UserError, OSError):
+        return None
+    return stages
 
 
 def checkpoint_folder(path: Path) -> Path | None:

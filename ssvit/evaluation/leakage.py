@@ -110,14 +110,13 @@ def overlap(
     identical = np.isin(of_contents, contents)
     bits, similar, false_matches = 0, np.zeros_like(identical), 1.0
     if len(recorded) > 1:
-        index = faiss.IndexBinaryFlat(8 * pictures.shape[1])
-        index.add(pictures)
-        (first, second), (nearest, _) = (columns.T for columns in index.search(of_pictures, 2))
+        (first, second), (nearest, _) = (columns.T for columns in _search(pictures, of_pictures, 2))
         bits = int(_PART * np.quantile(second, _TYPICAL, method="lower"))
         similar = (first <= bits) & (bits > 0)
         is_train = np.isin(contents, of_train)
         if (near_train := similar & is_train[nearest]).any():
-            similar[near_train] = _distance(pictures[~is_train], of_pictures[near_train]) <= bits
+            others, _ = _search(pictures[~is_train], of_pictures[near_train], 1)
+            similar[near_train] = others[:, 0] <= bits
         wrong = int((second <= bits).sum())
         false_matches = float(betaincinv(wrong + 1, len(second) - wrong, _CONFIDENCE)) if wrong < len(second) else 1.0
     is_recorded = np.isin(of_train, contents)
@@ -126,13 +125,12 @@ def overlap(
     return Overlap(len(recorded), torch.from_numpy(identical), torch.from_numpy(similar), bits, false_matches)
 
 
-def _distance(pictures: np.ndarray, queries: np.ndarray) -> np.ndarray:
-    """Return the number of bits in which each query differs from the nearest picture, the maximum if there is none."""
-    if not len(pictures):
-        return np.full(len(queries), np.iinfo(np.int32).max)
+def _search(pictures: np.ndarray, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return distances in bits and numbers of the k nearest pictures; missing ones have the distance 2^31 - 1."""
     index = faiss.IndexBinaryFlat(8 * pictures.shape[1])
-    index.add(np.ascontiguousarray(pictures))
-    return index.search(np.ascontiguousarray(queries), 1)[0][:, 0]
+    index.add(pictures)
+    distances, numbers = index.search(queries, k)
+    return distances, numbers
 
 
 def fingerprints_of(source: Source, indices: Tensor, **loading: Unpack[Loading]) -> np.ndarray:

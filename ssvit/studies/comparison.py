@@ -12,13 +12,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.checkpoints.configuration import Configuration
+from ssvit.checkpoints.checkpoint import Checkpoint, stages_of
 from ssvit.checkpoints.run_folder import rows as rows_of
-from ssvit.config.dotted import at
 from ssvit.engine import atomic_io
 from ssvit.engine.processes import is_main_process
-from ssvit.errors import UserError
 from ssvit.evaluation.statistics import (
     NOT_ABOVE_CHANCE,
     Interval,
@@ -70,16 +67,10 @@ class Spent(NamedTuple):
     @classmethod
     def of_checkpoint(cls, checkpoint: Checkpoint) -> "Spent | None":
         """Return what the run of a checkpoint and those that it continues have spent; None if one is unknown."""
-        if checkpoint.run_folder is None:
+        if (stages := stages_of(checkpoint)) is None:
             return None
-        try:
-            values = Configuration.read(checkpoint.run_folder / "config.yaml").values
-            start = at(values, "encoder.path")
-            before = cls.of_checkpoint(Checkpoint.open(Path(start))) if start else cls()
-        except (UserError, OSError):
-            return None
-        own = cls.on(rows_of(checkpoint.run_folder), values["recipe"]["batch_size"], last=checkpoint.step)
-        return before and cls(before.images + own.images, before.seconds + own.seconds)
+        spent = [cls.on(rows_of(folder), values["recipe"]["batch_size"], last=last) for folder, values, last in stages]
+        return cls(sum(stage.images for stage in spent), sum(stage.seconds for stage in spent))
 
 
 def compare_sides(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.checkpoints.checkpoint import Checkpoint, stages_of
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.checkpoints.run_folder import FLOPS, last_values, rows
 from ssvit.config.dotted import at
@@ -123,13 +123,11 @@ def columns(runs: Sequence[FinishedRun]) -> tuple[dict[str, Scores], dict[str, f
 def _operations(path: Path) -> float | None:
     """Return the operations of the run of a checkpoint and of the runs that it continues; None if one is unknown."""
     try:
-        checkpoint = Checkpoint.open(path)
-        start = at(Configuration.read(path.parent / "config.yaml").values, "encoder.path")
-        of_step = next(row[FLOPS] for row in rows(path.parent) if FLOPS in row)
+        stages = stages_of(Checkpoint.open(path))
+        of_stages = [last * next(row[FLOPS] for row in rows(run) if FLOPS in row) for run, _, last in stages or ()]
     except (UserError, OSError, StopIteration):
         return None
-    before = _operations(Path(start)) if start else 0.0
-    return None if before is None else before + of_step * checkpoint.step
+    return sum(of_stages) if stages else None
 
 
 def accuracies(scores: Scores) -> dict[str, list[float]]:

@@ -120,12 +120,12 @@ def planned(
     line = f"{train} training and {test} test images"
     encoders = [encoder._replace(data=fewer(encoder.data, train, test)) for encoder in encoders]
     labels, of_test = encoders[0].data.train.labels, encoders[0].data.test_or_validation[1].labels
-    for probe in probes.values():
-        try:
-            if labels is not None and of_test is not None:
+    if labels is not None and of_test is not None:
+        for probe in probes.values():
+            try:
                 check_labels(probe, labels, of_test, sources[0].classes)
-        except UserError as error:
-            raise OptionError("budget", options.budget, f"is enough for {line}: {probe.title}: {error}") from None
+            except UserError as error:
+                raise OptionError("budget", options.budget, f"is enough for {line}: {probe.title}: {error}") from None
     print_lines(f"budget={options.budget:g}s: {line}")
     return encoders
 

@@ -308,14 +308,15 @@ def _with_masks(encoders: Sequence[Evaluated]) -> tuple[Sequence[Evaluated], Seq
     Raises:
         UserError: Too many masks are unreadable, see `Tally`.
     """
-    evaluated, known = encoders[0], []
+    evaluated, known = encoders[0], list[Tensor]()
+    transform = evaluated.view.build().mask
     part, test = evaluated.data.test_or_validation
     for split, source in (("train", evaluated.data.train), (part, test)):
         indices, read, tally = [], [], Tally(len(source))
         for index in range(len(source)):
             failures = []
             try:
-                read.append(masks(source, evaluated.view.build().mask, torch.tensor([index])))
+                read.append(masks(source, transform, torch.tensor([index])))
                 indices.append(index)
             except Unreadable as failure:
                 failures.append(failure)
