@@ -72,8 +72,9 @@ def parameter_groups(
     Args:
         named_parameters: Parameters of an objective with their names.
         weight_decay: Weight decay of matrices.
-        layer_decay: Factor of the learning rate for each layer further down (Bao et al. 2022, section 3.1).
-        encoder: Encoder of the objective; parameters outside of it have the learning rate of the highest layer.
+        layer_decay: Factor of the learning rate for each layer further down, from the highest trained layer (Bao et al.
+            2022, section 3.1).
+        encoder: Encoder of the objective; parameters outside of it have the learning rate of the recipe.
 
     Returns:
         Groups for torch's optimisers, with `params`, `weight_decay`, `decays` (whether the group has weight decay) and
@@ -82,12 +83,15 @@ def parameter_groups(
     groups: dict[tuple[float, bool], list[Tensor]] = {}
     names = {} if encoder is None else {id(weight): name for name, weight in encoder.named_parameters()}
     undecayed = UNDECAYED if encoder is None else encoder.undecayed
-    for name, parameter in named_parameters:
-        if parameter.requires_grad:
-            inner = names.get(id(parameter))
-            above = encoder.layers_above(inner) if encoder is not None and inner and layer_decay < 1 else 0
-            is_matrix = parameter.ndim >= 2 and not any(word in name for word in undecayed)
-            groups.setdefault((layer_decay**above, is_matrix), []).append(parameter)
+    trained = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
+    above: dict[str, int] = {}
+    if encoder is not None and layer_decay < 1:
+        above = {inner: encoder.layers_above(inner) for _, parameter in trained if (inner := names.get(id(parameter)))}
+    untrained = min(filter(None, above.values()), default=1) - 1
+    for name, parameter in trained:
+        layers = max(above.get(names.get(id(parameter), ""), 0) - untrained, 0)
+        is_matrix = parameter.ndim >= 2 and not any(word in name for word in undecayed)
+        groups.setdefault((layer_decay**layers, is_matrix), []).append(parameter)
     return [
         {"params": parameters, "weight_decay": weight_decay if is_matrix else 0.0, "decays": is_matrix, "share": share}
         for (share, is_matrix), parameters in sorted(groups.items(), key=lambda item: item[0], reverse=True)
