@@ -156,7 +156,7 @@ def more_labels(titles: dict[str, str]) -> list[list[str]]:
         for labels, seeds in sorted(by_labels.items()):
             gain = over_seeds([seeds[seed] - fewer[seed] for seed in seeds.keys() & fewer]) if fewer else ""
             cells = [f"{labels:,}", str(len(seeds)), mean_std(list(seeds.values())), gain]
-            lines.append([titles[images], weights, *cells])
+            lines.append([titles[images], titles.get(weights, weights), *cells])
             fewer = seeds
     return lines
 

@@ -10,6 +10,7 @@ import pkgutil
 from dataclasses import dataclass
 from typing import Any
 
+from ssvit.errors import UserError
 from ssvit.variants import VARIANTS, Variant
 
 
@@ -159,7 +160,12 @@ def add(group: str, name: str, code: str, options: str = "") -> None:
         code: Dotted name of the class or function that is called with the options, such as mine.objective.Mine.
         options: Dotted name of the class of the options, which must not import torch; "": the class of the same name in
             the module of the code with the suffix _options.
+
+    Raises:
+        UserError: ssvit has a choice of this name.
     """
+    if name in VARIANTS.get(group, {}):
+        raise UserError(f"{group}={name}: is a choice of ssvit; the part of --plugin needs another name")
     PARTS.setdefault(group, {})[name] = Row(code, options)
 
 

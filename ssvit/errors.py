@@ -31,7 +31,8 @@ class OptionError(UserError, ValueError):
 
     def __init__(self, name: str, value: object, expectation: str) -> None:
         is_missing = isinstance(value, str) and value == MISSING
-        super().__init__(f"{name}: {expectation}" if is_missing else f"{name}={typed(value)}: {expectation}")
+        line = f"{name}: {expectation}" if is_missing else f"{name}={typed(value)}: {expectation}"
+        super().__init__(line.encode(errors="backslashreplace").decode())  # pydantic does not accept other file names
         self.name, self.value, self.expectation = name, value, expectation
 
     def __reduce__(self) -> tuple[type, tuple[str, object, str]]:

@@ -1,12 +1,8 @@
 """Commands as users run them: the options of a run that takes seconds, what they print, and when one hangs."""
 
-import os
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 _began = time.perf_counter()
@@ -44,15 +40,3 @@ def error_of(call: Callable[..., object], *arguments: object, **options: object)
 def program(name: str, *options: str) -> list[str]:
     """Return the arguments of the process of a command: python -m ssvit NAME OPTIONS."""
     return [sys.executable, "-m", "ssvit", name.replace("_", "-"), *options]
-
-
-def start(folder: Path, name: str, *options: str, **environment: str) -> subprocess.Popen:
-    """Start a command in a folder, whose output is to be read; one that hangs is killed."""
-    process = subprocess.Popen(
-        program(name, "outputs=outputs", *options), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, env={**os.environ, **environment},
-    )  # fmt: skip
-    watch = threading.Timer(LIMIT, process.kill)
-    watch.daemon = True
-    watch.start()
-    return process

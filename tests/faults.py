@@ -77,7 +77,9 @@ def build(folder: Path) -> Path | None:
         return None
     library = folder / "faults.so"
     source = Path(__file__).with_name("faults.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"], check=True)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"], check=True, timeout=LIMIT
+    )
     return library
 
 

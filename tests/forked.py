@@ -3,6 +3,7 @@
 import atexit
 import gc
 import importlib
+import io
 import json
 import multiprocessing
 import os
@@ -58,14 +59,32 @@ def serve() -> None:
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
+class Output(io.TextIOWrapper):
+    """Standard output of a process that sends itself a signal after the beginning of a line.
+
+    Another process would send it later, on a busy machine perhaps after the end.
+    """
+
+    signal_after: tuple[str, int] | None = None
+
+    def write(self, text: str) -> int:
+        count = super().write(text)
+        if self.signal_after and text.startswith(self.signal_after[0]):
+            self.flush()
+            os.kill(os.getpid(), self.signal_after[1])
+        return count
+
+
 def run(
-    arguments: Sequence[str], folder: str, told: Sequence[str | Connection], environment: dict[str, str]
-) -> NoReturn:
+    arguments: Sequence[str], folder: str, told: Sequence[str | Connection], environment: dict[str, str],
+    signal_after: tuple[str, int] | None = None,
+) -> NoReturn:  # fmt: skip
     """Run a command as if Python had been started with `-m ssvit`, and end the process.
 
     The modules are not torn down: this takes longer than most commands.
 
     told: stdout and stderr, each the name of a file or a pipe.
+    signal_after: the beginning of a line of the output, and a signal that the process then sends itself.
     """
     for descriptor, target in enumerate((os.devnull, *told)):
         named = isinstance(target, str)
@@ -73,7 +92,8 @@ def run(
         os.dup2(file, descriptor)
         os.close(file)
     # Those of the server are of another kind of file.
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stdout = Output(open(1, "wb", closefd=False), line_buffering=os.isatty(1))  # noqa: SIM115
+    sys.stdout.signal_after = signal_after
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     os.environ.clear()
     os.environ.update(environment)

@@ -45,10 +45,17 @@ def run(name: str, *options: str, folder: Path, **environment: str) -> subproces
         return subprocess.CompletedProcess(command, status, *(Path(file).read_text() for file in told))
 
 
-def start(name: str, *options: str, folder: Path, told: Sequence[str | Connection], **environment: str) -> BaseProcess:
-    """Start `python -m ssvit NAME options…` in a folder, which writes to files or pipes; one that hangs is killed."""
+def start(
+    name: str, *options: str, folder: Path, told: Sequence[str | Connection],
+    signal_after: tuple[str, int] | None = None, **environment: str,
+) -> BaseProcess:  # fmt: skip
+    """Start `python -m ssvit NAME options…` in a folder, which writes to files or pipes; one that hangs is killed.
+
+    signal_after: see `forked.run`.
+    """
+    variables = {**os.environ, **environment}
     process = children.Process(
-        target=forked.run, args=(program(name, *options)[3:], str(folder), told, {**os.environ, **environment})
+        target=forked.run, args=(program(name, *options)[3:], str(folder), told, variables, signal_after)
     )
     process.start()
     watch = threading.Timer(LIMIT, process.kill)

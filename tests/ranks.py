@@ -1,8 +1,10 @@
 """Several processes of one run on this machine, as torchrun would start them, but faster."""
 
+import contextlib
 import json
 import multiprocessing
 import os
+import random
 import socket
 import threading
 from collections.abc import Callable, Iterable
@@ -39,10 +41,17 @@ def exit_codes(processes: Iterable[BaseProcess]) -> list[int | None]:
 
 def start(work: Callable[..., None], world: int, *arguments: object) -> list[int | None]:
     """Call a function of a module in several processes and return their exit codes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     return exit_codes(child(_enter, work, rank, world, port, arguments) for rank in range(world))
+
+
+def free_port() -> int:
+    """Return a free port outside of the range from which Linux takes those of other connections."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_768)
+        with contextlib.suppress(OSError), socket.socket() as free:
+            free.bind(("127.0.0.1", port))
+            return port
 
 
 def results(work: Callable[..., object], world: int, folder: Path, *arguments: object) -> list[Any]:

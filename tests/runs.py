@@ -1,14 +1,12 @@
 """Runs of tests: in several processes, with losses that are not finite, killed after a line; what they leave."""
 
 import json
-import os
 import signal
 from pathlib import Path
 
 import prefork
 import tiny
 import torch
-from prefork import children
 from ranks import own_rank, start
 
 from ssvit.checkpoints import storage
@@ -63,16 +61,12 @@ def train_in_processes(folder: Path, world: int, **kwargs) -> list[int]:
 def kill_after(
     folder: Path, line_start: str, *options: str, tool="pretrain", signum=signal.SIGKILL, **environment: str
 ) -> tuple[int, str]:
-    """Send a signal to a command after a line of its output; returns its exit status and its errors."""
-    reader, writer = children.Pipe(duplex=False)
-    told = (writer, str(folder / "stderr"))
-    process = prefork.start(tool, "outputs=outputs", *options, folder=folder, told=told, **environment)
-    writer.close()
-    with open(reader.fileno(), closefd=False) as output:
-        for line in output:
-            if line.startswith(line_start):
-                break
-        os.kill(process.pid, signum)
-        output.read()
+    """Run a command that sends itself a signal after a line of its output; returns its exit status and its errors."""
+    told = [str(folder / name) for name in ("stdout", "stderr")]
+    process = prefork.start(
+        tool, "outputs=outputs", *options, folder=folder, told=told, signal_after=(line_start, signum), **environment
+    )
     process.join()
-    return process.exitcode, Path(told[1]).read_text()
+    output, errors = (Path(file).read_text() for file in told)
+    assert any(line.startswith(line_start) for line in output.splitlines()), output + errors
+    return process.exitcode, errors

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -19,7 +19,7 @@ REPORTS = "evaluation"  # folder of the reports of evaluations, in the folder of
 # The former run during the start of one that overwrites it, complete, or while its files are moved.
 _FORMER, _MOVED = ".former", ".former.part"
 # Files in the folder of a run that has not started.
-_UNSTARTED = {"lock", "config.yaml", ".config.yaml.part", _FORMER, _MOVED}
+_UNSTARTED = {"lock", "config.yaml", _FORMER, _MOVED}
 FLOPS = "flops_per_step"  # name in metrics.jsonl of the operations of an update
 _MAX_NAME = 200  # maximum bytes of a name: file systems allow 255, and derived file names are longer
 
@@ -84,7 +84,7 @@ class RunFolder:
     """
 
     def __init__(self, outputs: str, name: str | None) -> None:
-        if name is None or str(name) in ("", ".", "..") or "/" in str(name) or len(os.fsencode(str(name))) > _MAX_NAME:
+        if str(name or "") in ("", ".", "..") or {*"/\0"} & {*str(name)} or len(os.fsencode(str(name))) > _MAX_NAME:
             expected = f"must be the name of a folder in outputs, without a slash, of at most {_MAX_NAME} bytes"
             raise OptionError("name", name, expected)
         self.path = Path(outputs, str(name))
@@ -102,7 +102,7 @@ class RunFolder:
             discard_former(self.path)
         else:
             self._restore()
-        if error[0] is not None and self._created and not {entry.name for entry in self.path.iterdir()} - _UNSTARTED:
+        if error[0] is not None and self._created and not self._others(_UNSTARTED):
             shutil.rmtree(self.path, ignore_errors=True)
             with contextlib.suppress(OSError):  # another run has written to the folder
                 for parent in self._created[1:]:
@@ -125,8 +125,7 @@ class RunFolder:
             is_run = self._contains(_FORMER, _MOVED, "step_*/manifest.json", "*/step_*/manifest.json")
             is_run = is_run or Configuration.find(self._stored) is not None
             # These are the only files of a run that ended before its configuration was stored.
-            unconfigured = _UNSTARTED - {"config.yaml"}
-            if self.path.exists() and not is_run and {entry.name for entry in self.path.iterdir()} - unconfigured:
+            if self.path.exists() and not is_run and self._others(_UNSTARTED - {"config.yaml"}):
                 raise RunError(f"name={self.path.name}: {self.path} exists and is not a run folder")
             created = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
@@ -166,6 +165,11 @@ class RunFolder:
             name, value, before = difference
             hint = "use that value, another name=…, or overwrite=true"
             raise RunError(f"{name}={typed(value)}: the run in {self.path} was started with {typed(before)}; {hint}")
+
+    def _others(self, names: Collection[str]) -> bool:
+        """Return whether the folder has entries other than these and an incomplete configuration."""
+        entries = (entry.name for entry in self.path.iterdir())
+        return any(name not in names and not name.startswith(".config.yaml.") for name in entries)
 
     def _contains(self, *patterns: str) -> bool:
         return any(any(self.path.glob(pattern)) for pattern in patterns)

@@ -66,12 +66,16 @@ def compose(
         Failure: An option is unknown, or its value cannot be parsed.
         OptionError: An option has an invalid value.
     """
-    with _failures(name, line, options_class), _hydra(line):
+    with _failures(name, line, options_class), _hydra():
         choices, values = _choices_and_values(name, line)
         plain = _plain(_file(name, line), line, choices)
         chosen = HydraConfig.get().runtime.choices.items()
         files = {group: file for group, file in chosen if not group.startswith("hydra/")}
         files |= {choice.removeprefix("~"): None for choice in choices if choice.startswith("~")}  # typed as null
+        if plain.get("experiment"):
+            raise Failure(
+                f"experiment={files['experiment']}: the first line of the file must be # @package _global_", 2
+            )
         _add_pretrained(plain, files, line)
         _leave_out_inapplicable(plain)
         options = completed(plain, {"": options_class})
@@ -80,7 +84,10 @@ def compose(
         _fit_warmup(options, line)
         options = completed(options, {"": options_class})
         if "name" not in line.typed and isinstance(options.get("name"), str):
-            options["name"] = options["name"].format_map(files)
+            try:
+                options["name"] = options["name"].format_map(files)
+            except (LookupError, ValueError):
+                raise OptionError("name", options["name"], f"may contain {{GROUP}} of {', '.join(files)}") from None
         config = Config(options, files, line, options_class=options_class)
         if incomplete:
             return config
@@ -111,7 +118,10 @@ def _plain(file: str | None, line: CommandLine, choices: list[str]) -> Plain:
     key = json.dumps([file, choices, added(), line.config_dir], default=str)
     instance = HydraConfig.instance()
     if line.config_dir or key not in _COMPOSED:
-        composed = hydra.compose(file, [*_search_path(line), *choices], return_hydra_config=True)
+        try:
+            composed = hydra.compose(file, [*_search_path(line), *choices], return_hydra_config=True)
+        except ValueError as error:  # a file of another form
+            raise Failure(f"{line.config_dir or 'hydra'}: {error}", 2) from None
         instance.set_config(composed)
         with open_dict(composed):
             del composed["hydra"]
@@ -269,7 +279,7 @@ def set_option(options: Plain, name: str, value: object, *, force: bool = False)
         return
     if isinstance(usual, dict) and isinstance(value, dict) and not _is_value(node, key):
         for option, new in value.items():
-            if option not in usual and "_part_" in usual and not force:
+            if option not in usual and not force and ("_part_" in usual or (usual and _are_parts(usual))):
                 _unknown(options, f"{name}.{option}", f"{name}.{option}", usual)
             usual[option] = new
         return
@@ -372,7 +382,7 @@ def group(line: CommandLine, name: str, choices: Mapping[str, str | None]) -> Pl
         Failure: A file does not exist.
     """
     options = [f"{'+' * (choice == name)}{choice}={_hydra_text(file)}" for choice, file in choices.items()]
-    with _failures("", line, Options), _hydra(line):
+    with _failures("", line, Options), _hydra():
         composed = hydra.compose(overrides=[*_search_path(line), *options])
         return completed(_container(composed[name]), {}, name)
 
@@ -383,7 +393,7 @@ def as_yaml(config: Config) -> str:
 
 
 @contextmanager
-def _hydra(line: CommandLine) -> Iterator[None]:
+def _hydra() -> Iterator[None]:
     """Initialise Hydra within the block, and restore the state of an application that also uses Hydra."""
     hydra_config, callers = HydraConfig.instance(), GlobalHydra.instance().hydra
     former = hydra_config.cfg
@@ -464,7 +474,7 @@ def _failures(name: str, line: CommandLine, options_class: type[Options]) -> Ite
     """Translate errors of Hydra and OmegaConf into a one-line Failure."""
     try:
         yield
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise Failure(_reason(error, name, line, options_class), 2) from None
 
 
@@ -481,6 +491,8 @@ def _reason(error: Exception, name: str, line: CommandLine, options_class: type[
     """Return the message of a Hydra or OmegaConf error in terms of the command line, as one line."""
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     first = str(cause).partition("\n")[0]
+    if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark):
+        return f"{mark.name}, line {mark.line + 1}: {error.problem}"
     if isinstance(error, OverrideParseException):
         return f"{error.override}: must be written in the syntax of Hydra"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:

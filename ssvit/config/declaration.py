@@ -228,6 +228,8 @@ def _chosen(parts: object) -> object:
     """Return the parts that are not null; options of parts that are not chosen have no `_part_`."""
     if not isinstance(parts, Mapping):
         return parts
+    if not all(part is None or isinstance(part, Options | Mapping) for part in parts.values()):
+        raise ValueError
     return {name: part for name, part in parts.items() if isinstance(part, Options) or (part and "_part_" in part)}
 
 
@@ -248,8 +250,8 @@ def completed(node: Mapping[str, Any], groups: Mapping[str, type[Options]], name
         name: Dotted name of `node` from the root.
     """
     path = f"{name}." if name else ""
-    full = dict(node)
     options = options_of(node.get("_part_")) or groups.get(name)
+    full = {str(key): value for key, value in node.items()} if options else dict(node)
     fields = options.model_fields if options else {}
     for key, field in fields.items():
         declared = MISSING if is_taken(f"{path}{key}") or key in filled(options) else default(field)
@@ -295,7 +297,7 @@ def _option_error(options: type[Options], error: ValidationError, values: Mappin
         return required(name, options.model_fields[name])
     if (nested := nested_options(annotation)) and not _is_optional(annotation):
         first = next(iter(nested.model_fields), "option")
-        return OptionError(name, values[name], f"is a group of options: set one of them, such as {name}.{first}=…")
+        return OptionError(name, values[name], f"is a group of options: set one of them, such as {first}")
     return OptionError(name, values[name], f"must be {expected(annotation, metadata)}")
 
 

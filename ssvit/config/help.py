@@ -121,7 +121,7 @@ def describe(command: Command, config: Config) -> tuple[Section, list[Section]]:
             meaning, values = option.meaning or same.meaning, option.expected or same.expected
             option = replace(option, meaning=meaning, expected=values)
         top = option.name.partition(".")[0] if "." in option.name else ""
-        if file := choices.get(top):
+        if isinstance(file := choices.get(top), str):
             origin = config.line.origin(top, file)
             here = "" if origin == file else f", here {origin}"
             title = f"{top}={_typed(file)}{here}: {_title(config.line, top, origin) or of_command.get(top, '')}"

@@ -45,8 +45,11 @@ def write(path: Path, data: bytes | memoryview) -> None:
 
 
 def replace(path: Path, data: bytes | memoryview) -> None:
-    """Write a file completely or not at all: the old file stays until the new one is complete."""
-    beside = path.with_name(f".{path.name}.part")
+    """Write a file completely or not at all: the old file stays until the new one is complete.
+
+    Of several processes that replace a file at the same time, the last one to finish determines its content.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         write(beside, data)
         beside.replace(path)

@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
 def launched() -> Place | None:
     """Return the place of this process among those of torchrun, srun or the same command; None without a launcher."""
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    if os.environ.get("RANK") and os.environ.get("WORLD_SIZE"):
         usual = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": os.environ["WORLD_SIZE"], "MASTER_PORT": "29500"}
         local_rank, local_world, port = (int(os.environ.get(name, value)) for name, value in usual.items())
         host = os.environ.get("MASTER_ADDR", "127.0.0.1")
@@ -50,7 +50,7 @@ def launched() -> Place | None:
 def is_main_process() -> bool:
     """Return whether this process is the first of its run, according to torchrun or SLURM."""
     # Within a SLURM job, torchrun and SLURM order the machines differently.
-    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+    return (os.environ.get("RANK") or os.environ.get("SLURM_PROCID", "0")) == "0"
 
 
 def count(devices: object, num_nodes: int) -> int | None:

@@ -39,7 +39,7 @@ def read_graph(path: Path) -> tuple[Any, dict[str, Any]]:
         UserError: onnxruntime is not installed.
     """
     if find_spec("onnxruntime") is None:
-        raise UserError(f"checkpoint={path}: requires onnxruntime (pip install ssvit[export])")
+        raise UserError(f"checkpoint={path}: requires onnxruntime (pip install onnxruntime)")
     try:
         check_regular(path)
         opened = session(path)

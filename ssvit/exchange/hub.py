@@ -27,7 +27,7 @@ def fetch(address: str) -> Path:
         expected = "must be hf://OWNER/NAME, hf://OWNER/NAME@REVISION, …/FILE, or timm:NAME.TAG"
         raise OptionError("checkpoint", address, expected)
     if find_spec("huggingface_hub") is None:
-        raise UserError(f"checkpoint={address}: requires huggingface_hub (pip install ssvit[hub])")
+        raise UserError(f"checkpoint={address}: requires huggingface_hub (pip install huggingface_hub)")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 

@@ -70,7 +70,7 @@ class Export(Options):
         packages = ("onnx", "onnxscript", *(["onnxruntime"] if self.quantize else []))
         missing = [name for name in packages if not importlib.util.find_spec(name)]
         if missing and self.format == ONNX:
-            raise UserError(f"format={ONNX}: requires {' and '.join(missing)} (pip install ssvit[export])")
+            raise UserError(f"format={ONNX}: requires {' and '.join(missing)} (pip install {' '.join(missing)})")
 
     def check_folder(self, folder: Path, *, checkpoint: Path | None = None) -> None:
         """Check that the output folder does not exist, or is a replaceable export without the checkpoint.

@@ -83,7 +83,11 @@ def command(version: Version, to: Path) -> list[str]:
     options = [*VERSIONS[version].split(), name, *(f"-I{header}" for header in headers), "-o", str(to)]
     # -fopenmp is no option of the linker, so torch's own OpenMP is used; two would compete for the cores.
     libraries = [f"-L{folder / 'lib'}", "-ltorch_cpu", "-lc10"]
-    return [*shlex.split(os.environ.get("CXX", "g++")), *options, *sources, *libraries]
+    try:
+        compiler = shlex.split(os.environ.get("CXX") or "g++")
+    except ValueError as error:
+        raise UserError(f"CXX={os.environ['CXX']}: must be a command ({error})") from None
+    return [*compiler, *options, *sources, *libraries]
 
 
 def build(version: Version) -> Path:
@@ -111,7 +115,7 @@ def build(version: Version) -> Path:
 def library() -> Any:
     """Return the operators (an attribute of torch.ops), or None if they are not built or not for this processor."""
     name = version()
-    if name is None or not path(name).exists():
+    if name is None or not os.path.exists(path(name)):  # False too for a folder that cannot be entered
         return None
     torch.ops.load_library(path(name))
     return getattr(torch.ops, path(name).stem)

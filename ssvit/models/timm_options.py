@@ -79,7 +79,7 @@ def timm_models() -> frozenset[str]:
     """
     package = find_spec("timm")
     if package is None or package.origin is None:
-        raise UserError("encoder=timm: requires timm: pip install 'ssvit[timm]'")
+        raise UserError("encoder=timm: requires timm: pip install timm")
     texts = (file.read_text() for file in Path(package.origin).parent.glob("models/*.py"))
     return frozenset(name for text in texts for name in re.findall(r"^@register_model\ndef (\w+)\(", text, re.M))
 

@@ -123,7 +123,7 @@ class ViT(Normalized):
             raise OptionError("class_tokens", self.class_tokens, expected)
         if self.pooling == "class_token" and not self.class_token:
             raise OptionError("pooling", self.pooling, "requires class_token=true; pooling=patch_mean does not")
-        multiple = {"learned_2d": 4, "sine_cosine_1d": 2, "sine_cosine_2d": 4}.get(self.positions, 1)
+        multiple = {"learned_2d": 2, "sine_cosine_1d": 2, "sine_cosine_2d": 4}.get(self.positions, 1)
         if self.width % multiple:
             raise OptionError("width", self.width, f"must be a multiple of {multiple} for positions={self.positions}")
         if self.attention != "full" and self.positions == "relative":

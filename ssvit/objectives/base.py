@@ -101,7 +101,7 @@ def parameter_groups(
 class Objective(nn.Module):
     """Define the base class of training objectives, including fine-tuning.
 
-    A method is one module and one YAML file.
+    A method consists of its code, its options and a row of `ssvit.choices`.
 
     An objective is constructed with its options and the argument `encoder`. If its options set `needs_target`, it also
     receives `target`; with `needs_labels`, `classes` (the class names) and `labels` (of the training images); with

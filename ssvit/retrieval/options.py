@@ -88,14 +88,14 @@ class Retrieve(Pictures):
         super().check_consistency()
         if self.patch is not None and (self.action != QUERY or not isinstance(self.index, Flat | None)):
             raise OptionError("patch", [*self.patch], f"requires action={QUERY} and exact search (index=flat)")
-        for name in ("sheet", "output"):
-            if (file := getattr(self, name)) is not None:
-                if self.action != QUERY:
-                    raise OptionError(name, file, f"requires action={QUERY}")
-                file_to_write(name, file)
+        searched = None if isinstance(self.index, Flat) else self.index
+        for name, value in (("sheet", self.sheet), ("output", self.output), ("index", searched)):
+            if value is not None and self.action != QUERY:
+                raise OptionError(name, value, f"requires action={QUERY}")
+        _check_files(self.sheet, self.output)
         if self.action != INDEX and not Path(self.store).is_dir():
             raise OptionError("store", self.store, f"no such folder; action={INDEX} creates a store")
-        if self.action == REMOVE and not self.images:
+        if self.action == REMOVE and not (self.images and all(self.images)):  # "" would be the current folder
             raise OptionError("images", "", "must be the pictures to remove, or folders of them, after the options")
 
 
@@ -126,7 +126,7 @@ class Embed(Pictures):
         if file.suffix not in (NPZ, PARQUET):
             raise OptionError("output", self.output, f"must end in {NPZ} or {PARQUET}")
         if file.suffix == PARQUET and find_spec("pyarrow") is None:
-            raise OptionError("output", self.output, "requires pyarrow: pip install 'ssvit[parquet]'")
+            raise OptionError("output", self.output, "requires pyarrow: pip install pyarrow")
         if self.thumbnail is not None and file.suffix != PARQUET:
             raise OptionError("thumbnail", self.thumbnail, f"requires an output {PARQUET}")
         if self.anomaly is not None and not Path(self.anomaly).is_dir():
@@ -137,11 +137,18 @@ class Embed(Pictures):
             raise OptionError("split", self.split, "requires a data set (data=…)")
         if self.sheet is not None and self.anomaly is None:
             raise OptionError("sheet", self.sheet, "requires a reference store (anomaly=STORE)")
-        for name in ("output", "sheet"):
-            if getattr(self, name) is not None:
-                file_to_write(name, getattr(self, name))
+        _check_files(self.sheet, self.output)
         if file.exists() and not self.overwrite:
             raise OptionError("output", self.output, "exists already; overwrite=true replaces it")
+
+
+def _check_files(sheet: str | None, output: str | None) -> None:
+    """Check that the files for the contact sheet and for the results are two files that can be written."""
+    for name, file in (("sheet", sheet), ("output", output)):
+        if file is not None:
+            file_to_write(name, file)
+    if sheet is not None and output is not None and os.path.realpath(sheet) == os.path.realpath(output):
+        raise OptionError("sheet", sheet, "must be another file than output")
 
 
 def metadata(part: Path) -> dict[str, Any]:

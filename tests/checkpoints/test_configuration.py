@@ -198,7 +198,7 @@ def test_the_identity_of_a_command_is_independent_of_the_order():
 
 
 def test_an_unwritable_configuration_is_reported_in_one_line(tmp_path, config):
-    (tmp_path / "outputs" / "run" / ".config.yaml.part").mkdir(parents=True)  # what is written first
+    (tmp_path / "outputs" / "run" / f".config.yaml.{os.getpid()}.part").mkdir(parents=True)  # what is written first
     folder = RunFolder(str(tmp_path / "outputs"), "run")
     with pytest.raises(RunError, match=f"^{tmp_path}/outputs/run/config.yaml: .*$"):
         folder.open(of(config), overwrite=False)
@@ -325,7 +325,7 @@ def test_the_configuration_is_durable_before_the_run_starts(tmp_path, config, mo
     monkeypatch.setattr("os.fsync", lambda number: synchronised.append(os.readlink(f"/proc/self/fd/{number}")))
     RunFolder(str(tmp_path / "outputs"), "run").open(of(config), overwrite=False)
     run = f"{tmp_path}/outputs/run"
-    assert synchronised == [f"{run}/.config.yaml.part", run, f"{tmp_path}/outputs"]
+    assert synchronised == [f"{run}/.config.yaml.{os.getpid()}.part", run, f"{tmp_path}/outputs"]
 
 
 def test_a_run_with_a_lost_or_damaged_configuration_keeps_its_checkpoints(tool, folder):

@@ -37,6 +37,16 @@ MISTAKES = (
     "benchmark data=shapes precisions=[fp8]",
     "benchmark data=shapes output=no/folder",
     "pretrain evaluators.held_out.images=-1",
+    "pretrain 'evaluators={held_out: 3}' -> evaluators={held_out: 3",
+    "pretrain 'evaluators={foo: {images: 1}}' -> evaluators.foo: ",
+    "pretrain objective.masking=null",
+    "pretrain hydra=1 -> hydra: ",
+    "pretrain --config-dir files experiment=syntax -> {files}/experiment/syntax.yaml, line 4: ",
+    "pretrain --config-dir files experiment=encoding -> {files}: ",
+    "pretrain --config-dir files experiment=defaults -> {files}: … experiment/defaults",
+    "pretrain --config-dir files experiment=group -> name={gruop}: ",
+    "pretrain --config-dir files experiment=number -> recipe.2=3: ",
+    "pretrain --config-dir files experiment=header -> experiment=header: … @package",
     "pretrain probes=5",
     "pretrain probing.every=0",
     "pretrain probing.train_images=0",
@@ -229,12 +239,16 @@ MISTAKES = (
     "retrieve action=query store=empty few sheet=no/where.png",
     "retrieve action=index store=new few sheet=found.png",
     "retrieve action=remove store=empty few output=found.json",
+    "retrieve action=query store=empty few output=same sheet=same",
+    "retrieve action=remove store=empty '' -> images=",
+    "retrieve action=index store=new few index=hnsw -> index=",
     "retrieve action=query store=empty few features.layer=3",
     "retrieve action=query store=empty few features.layer=all",
     "retrieve action=query store=empty few checkpoint=none",
     "embed few output=file.csv",
     "embed output=file.npz -> images=: ",
     "embed few output=file.npz split=test",
+    "embed few output=file.npz anomaly=empty sheet=file.npz",
     "compare budget=soon",
     "compare budget=0min",
     "compare objectives=[]",
@@ -280,6 +294,15 @@ MISTAKES = (
     "inspect count=3",
     "inspect output=file.txt",
 )
+# Files of --config-dir.
+FILES = {
+    "syntax": b"# @package _global_\nrecipe: [\n  lr: 3\n",
+    "encoding": b"\xff\xfe",
+    "defaults": b"# @package _global_\ndefaults: 3\n",
+    "group": b'# @package _global_\nname: "{gruop}"\n',
+    "number": b"# @package _global_\nrecipe: {2: 3}\n",
+    "header": b"recipe: {lr: 1}\n",
+}
 # Run each command in one process, in which torch cannot be imported; print its exit status, stdout and stderr.
 RUN = """
 import contextlib, forked, io, json, sys
@@ -307,6 +330,9 @@ def results(pretrained, tmp_path_factory):
     for number in range(5):
         Image.new("RGB", (24, 20), (number, 0, 0)).save(folder / "few" / f"{number}.png")
     (folder / "file.txt").touch()
+    (folder / "files" / "experiment").mkdir(parents=True)
+    for name, text in FILES.items():
+        (folder / "files" / "experiment" / f"{name}.yaml").write_bytes(text)
     (folder / "trap" / "torch").mkdir(parents=True)
     (folder / "trap" / "torch" / "__init__.py").write_text("raise SystemExit('torch was imported')")
     typed = (mistake.partition(" -> ")[0].replace("{classifier}", str(CLASSIFIER)) for mistake in MISTAKES)
@@ -316,7 +342,7 @@ def results(pretrained, tmp_path_factory):
         cwd=folder, timeout=LIMIT, env={**os.environ, "PYTHONPATH": f"{folder / 'trap'}:{os.environ['PYTHONPATH']}"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return dict(zip(MISTAKES, map(json.loads, done.stdout.splitlines()), strict=True))
+    return {"folder": folder, **dict(zip(MISTAKES, map(json.loads, done.stdout.splitlines()), strict=True))}
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake[:60])
@@ -326,6 +352,7 @@ def test_a_mistake_is_one_line_before_torch_is_loaded(results, mistake):
     assert (status, stdout) == (2, ""), stderr
     assert stderr.count("\n") == 1
     expected = (start or shlex.split(command)[-1]).replace("{home}", str(Path.home()))
+    expected = expected.replace("{files}", str(results["folder"] / "files"))
     first, *others = f"ssvit: {expected}".split(" … ")
     assert stderr.startswith(first)
     assert all(part in stderr.removeprefix(first) for part in others)

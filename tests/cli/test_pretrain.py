@@ -6,13 +6,13 @@ import os
 import re
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 
+import prefork
 import pytest
 import yaml
-from command import LIMIT, TINY, error_of, one_line, start
+from command import LIMIT, TINY, error_of, one_line
 from images import picture, put
 from PIL import Image
 from runs import kill_after
@@ -134,20 +134,21 @@ def test_a_signal_acts_at_once_amid_the_wait_for_a_stopped_worker(tmp_path):
         Image.new("RGB", (20, 20), (i, 2 * i, 3 * i)).save(tmp_path / "images" / f"{i}.png")
     options = (*TINY[3:], "data=folder", "data.root=images", "workers=1", "loader_timeout=0", "probes=[]",
                "recipe.steps=100000", "recipe.save_every=100000", "recipe.evaluate_every=100000")  # fmt: skip
-    process = start(tmp_path, "pretrain", *options)
-    for line in process.stdout:
-        if line.startswith("step 3/"):
-            break
-    (worker,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(int(worker), signal.SIGSTOP)
-    reader = threading.Thread(target=process.stdout.read)  # the pipe must not fill up
-    reader.start()
-    time.sleep(1)  # the batches that were read ahead are used up
-    process.send_signal(signal.SIGTERM)
-    process.wait(timeout=LIMIT)
-    reader.join()
-    (line,) = process.stderr.read().splitlines()
-    assert process.returncode == 143
+    told = [str(tmp_path / name) for name in ("stdout", "stderr")]
+    Path(told[0]).touch()
+    process = prefork.start("pretrain", "outputs=outputs", *options, folder=tmp_path, told=told)
+    try:
+        while process.is_alive() and "step 3/" not in Path(told[0]).read_text():
+            time.sleep(0.05)
+        (worker,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(worker), signal.SIGSTOP)
+        time.sleep(1)  # the batches that were read ahead are used up
+        process.terminate()
+        process.join(LIMIT)
+    finally:
+        process.kill()
+    (line,) = Path(told[1]).read_text().splitlines()
+    assert process.exitcode == 143
     assert "SIGTERM" in line
     step = int(re.search(r"after step (\d+)", line)[1])
     (checkpoint,) = (tmp_path / "outputs/masked_patch_folder").glob("step_*")

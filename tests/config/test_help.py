@@ -8,7 +8,6 @@ from ssvit.cli import COMMANDS, find_command
 from ssvit.config import help
 from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import Options, meanings
-from ssvit.models.vit_options import Decoder
 from ssvit.objectives.mae_options import MAE
 
 GROUPS = ("objective", "data", "target", "encoder", "augment@data.augment")
@@ -35,6 +34,7 @@ def options(command: str, *given: str) -> dict[str, help.Option]:
         *(("pretrain", tuple(filter(None, files))) for files in TOGETHER),
         ("pretrain", (f"probes=[{','.join(PROBES)}]",)),
         ("pretrain", ("objective=supervised", "distillation=deit", "teacher=x")),
+        ("pretrain", ("logger=[tensorboard,wandb]",)),
         ("finetune", ("recipe=sgd",)),
         *(("retrieve", (f"index={index}",)) for index in ("flat", "ivf", "hnsw")),
     ],
@@ -49,11 +49,11 @@ def test_every_option_has_a_meaning(command, given, tmp_path, monkeypatch):
 
 def test_meanings_defaults_and_choices_are_those_of_the_dataclass_and_the_file():
     found = options("pretrain", "objective=mae", "recipe.steps=77")
-    assert found["objective.masked"].meaning == meanings(MAE)["masked"]
+    assert found["objective.masked"].meaning.startswith("Fraction of an image's patches ")
     assert found["objective.masked"].default == str(MAE.model_fields["masked"].default)
     assert found["objective.masked"].expected == "a number, above 0 and at most 1"
     assert found["objective.norm_pixels"].expected == "true or false"
-    assert found["objective.decoder.depth"].meaning == meanings(Decoder)["depth"]
+    assert found["objective.decoder.depth"].meaning == "Number of layers."
     assert found["recipe.steps"].default == "77"
     assert found["data.image_size"].meaning == "Pixels of an image's side, or [height, width]."  # of what refers to it
     assert found["workers"].meaning.startswith("Processes that decode image files")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import TINY, error_of, one_line
+from command import LIMIT, TINY, error_of, one_line
 from composing import composed
 from images import put
 
@@ -43,7 +43,7 @@ print(*(name for name in sys.modules if name.startswith("ssvit.")))
 def test_a_run_from_random_weights_imports_only_what_it_chose(no_torch):
     done = subprocess.run(
         [sys.executable, "-c", COMPOSED], capture_output=True, text=True, check=True,
-        env={**os.environ, "PYTHONPATH": no_torch},
+        env={**os.environ, "PYTHONPATH": no_torch}, timeout=LIMIT,
     )  # fmt: skip
     modules = set(done.stdout.split())
     assert {"ssvit.objectives.mae_options", "ssvit.evaluation.probes.options"} <= modules

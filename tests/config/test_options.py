@@ -22,6 +22,7 @@ from ssvit.config.command_line import CommandLine
 from ssvit.config.composition import set_option
 from ssvit.config.declaration import select
 from ssvit.data.augment.options import CenterCrop
+from ssvit.data.sources.datasets_options import Shards
 from ssvit.errors import Failure, OptionError, file_to_write, folder_to_write
 from ssvit.loading.options import eval_transform
 from ssvit.training.recipe import Recipe
@@ -186,6 +187,7 @@ def test_a_part_of_a_users_own_is_found_by_its_name(tmp_path, monkeypatch):
     assert kind(count=3).build().options == kind(count=3)
     for name in ("target/corners", "own.targets.Edges", "target", "/edges", "target/edges/", "os.mkdir", "", None):
         assert options_of(name) is None
+    assert "encoder=b" in str(error_of(add, "encoder", "b", "own.encoders.B"))
 
 
 def test_a_manifest_tells_options_of_a_transform_that_there_are():
@@ -223,6 +225,10 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path, monkeypatch, check, v
     for where in (file_to_write, folder_to_write):
         with pytest.raises(OptionError, match=r"^output=new: "):
             where("output", "new")
+
+
+def test_an_error_names_a_path_that_is_not_utf8():
+    assert str(error_of(Shards, root="/missing/\udcff")).startswith("root=/missing/\\udcff: ")
 
 
 NAMES = (

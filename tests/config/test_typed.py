@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+from command import LIMIT
 
 from ssvit.cli import find_command
 from ssvit.config.command_line import CommandLine
@@ -122,5 +123,5 @@ def test_a_type_checker_finds_wrong_options(tmp_path):
         "Pretrain(objective=ViT(width=1, depth=1, heads=1))\n"
     )
     command = [sys.executable, "-m", "mypy", "--config-file=", "--cache-dir", str(tmp_path / "cache"), "mine.py"]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT).stdout
     assert [line.split(":")[1] for line in found.splitlines() if ": error:" in line] == ["3", "4", "5"], found

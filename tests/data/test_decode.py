@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tifffile
 import torch
+from command import LIMIT
 from images import png_of
 from PIL import Image, ImageOps, features
 
@@ -264,7 +265,7 @@ def test_a_thousand_mutants_do_not_crash_the_process(tmp_path):
     for kind in ("JPEG", "PNG"):
         (tmp_path / kind).write_bytes(encoded(kind))
     command = [sys.executable, "-c", MUTANTS, *(str(tmp_path / name) for name in ("mutant", "JPEG", "PNG"))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     fine, unreadable = map(int, done.stdout.split())
     assert fine + unreadable == 1000

@@ -311,10 +311,10 @@ def test_too_small_a_shared_memory_is_reported(tmp_path):
     Image.new("RGB", (6, 6)).save(tmp_path / "a.png")
     (tmp_path / "small.py").write_text(SETUP + SMALL)
     mounted = "mount -t tmpfs -o size=64m tmpfs /dev/shm"
-    if subprocess.run(["unshare", "-m", "sh", "-c", mounted], capture_output=True, check=False).returncode:
+    if subprocess.run(["unshare", "-m", "sh", "-c", mounted], capture_output=True, timeout=LIMIT).returncode:
         pytest.skip("needs the right to mount a small /dev/shm")
     command = f"{mounted} && exec '{sys.executable}' '{tmp_path}/small.py' '{tmp_path}/a.png'"
-    done = subprocess.run(["unshare", "-m", "sh", "-c", command], capture_output=True, text=True, check=False)
+    done = subprocess.run(["unshare", "-m", "sh", "-c", command], capture_output=True, text=True, timeout=LIMIT)
     assert "/dev/shm" in done.stdout
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""
@@ -324,7 +324,7 @@ def test_too_low_a_limit_of_open_files_is_reported(tmp_path):
     Image.new("RGB", (6, 6)).save(tmp_path / "a.png")
     limits = ["30", "50"]  # too few for the workers and for the tensors that they share
     command = [sys.executable, "-W", "ignore", "-c", SETUP + FEW, str(tmp_path / "a.png"), *limits]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
     *errors, rest = done.stderr.split("end\n")
     assert (len(errors), rest) == (2, "")
     for error in errors:

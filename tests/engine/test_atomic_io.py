@@ -1,4 +1,4 @@
-"""Locks of files between processes."""
+"""Locks of files between processes, and files that several replace."""
 
 import os
 from pathlib import Path
@@ -30,3 +30,23 @@ def test_a_forked_process_holds_no_lock(tmp_path: Path) -> None:
 def test_a_lock_registers_no_handler_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("os.register_at_fork")
     atomic_io.lock(tmp_path / "lock", ValueError).close()
+
+
+def test_of_several_processes_that_replace_a_file_each_writes_a_complete_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = atomic_io.write
+
+    def interrupted(path: Path, data: bytes) -> None:
+        write(path, data)
+        monkeypatch.setattr(atomic_io, "write", write)
+        child = os.fork()
+        if not child:
+            atomic_io.replace(tmp_path / "file", b"other")
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert (tmp_path / "file").read_bytes() == b"other"
+
+    monkeypatch.setattr(atomic_io, "write", interrupted)
+    atomic_io.replace(tmp_path / "file", b"own")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"own"}

@@ -18,6 +18,7 @@ import peers
 import pytest
 import tiny
 import torch
+from command import LIMIT
 from safetensors.torch import save_file
 
 from ssvit.errors import UserError
@@ -191,7 +192,7 @@ def read(tmp_path_factory):
     wide(folder / "wide.safetensors")
     names = sorted(ATTACKS, key=lambda name: name.endswith(".pth"))  # torch reads these, so they come last
     child = [sys.executable, "-c", CHILD, *(str(folder / name) for name in [*names, "wide.safetensors"])]
-    done = subprocess.run(child, capture_output=True, text=True, check=True)
+    done = subprocess.run(child, capture_output=True, text=True, check=True, timeout=LIMIT)
     return json.loads(done.stdout)
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import tiny
 import torch
+from command import LIMIT
 
 from ssvit.cli import build_kernels
 from ssvit.engine import private
@@ -313,7 +314,7 @@ def test_the_sources_have_no_warnings(version, tmp_path):
     line = [f"-isystem{part[2:]}" if part.startswith("-I") else part for part in line[:-3]]
     line += ["-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
     try:
-        done = subprocess.run(line, capture_output=True, text=True)
+        done = subprocess.run(line, capture_output=True, text=True, timeout=LIMIT)
     except FileNotFoundError:
         pytest.skip("there is no C++ compiler")
     assert done.returncode == 0, done.stderr
@@ -338,7 +339,7 @@ def test_without_the_operators_torch_computes(empty):
     assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
 
 
-@pytest.mark.parametrize("compiler", ["false", "there-is-no-such-compiler"])
+@pytest.mark.parametrize("compiler", ["false", "there-is-no-such-compiler", "an open 'quote"])
 def test_a_failed_build_is_one_error_and_leaves_nothing(compiler, empty, monkeypatch):
     monkeypatch.setenv("CXX", compiler)
     with pytest.raises(UserError, match=f"CXX={compiler}"):

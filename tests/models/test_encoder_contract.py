@@ -325,7 +325,6 @@ def test_an_encoder_by_itself_samples_stochastic_depth_from_torchs_generator():
         ("positions_at", {"positions": "rotary", "positions_at": "every_layer"}), ("norm_epsilon", {"norm_epsilon": 0}),
         ("patch_size", {"patch_size": 5}), ("patch_size", {"patch_size": 32}), ("patch_size", {"patch_size": [4, 3]}),
         ("image_size", {"image_size": -16}), ("width", {"width": 0}),
-        ("width", {"width": 6, "positions": "learned_2d"}),
         ("width", {"width": 6, "positions": "sine_cosine_2d"}), ("heads", {"heads": 5}), ("heads", {"heads": 0}),
         ("depth", {"depth": 0}), ("mlp_width", {"mlp_width": 0}), ("channels", {"channels": 0}),
         ("class_token", {"class_token": "yes"}), ("distillation_token", {"distillation_token": 1}),

@@ -94,8 +94,8 @@ def test_the_decay_of_the_rate_counts_the_layers_that_are_computed():
     objective = tiny.segment(layers=[1])
     groups = objective.parameter_groups(weight_decay=0.1, layer_decay=0.5)
     share = {id(weight): group["share"] for group in groups for weight in group["params"]}
-    shares = [share[id(weight)] for weight in (objective.encoder.blocks[0].norm1.weight, objective.encoder.patch.weight)]
-    assert [*shares, *{share[id(weight)] for weight in objective.head.parameters()}] == [0.5, 0.25, 1.0]
+    weights = (objective.encoder.blocks[0].norm1.weight, objective.encoder.patch.weight, *objective.head.parameters())
+    assert [share[id(weight)] for weight in weights] == [0.5, 0.25, 1.0, 1.0]
 
 
 def test_a_run_with_layers_that_are_not_computed_continues_to_the_same_bits(tmp_path):

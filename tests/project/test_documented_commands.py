@@ -11,6 +11,7 @@ import exported
 import numpy
 import pytest
 import torch
+from command import LIMIT
 from PIL import Image
 from safetensors.numpy import load_file
 
@@ -38,7 +39,7 @@ def written(pages: list[Path]) -> list[str]:
 def words(lines: list[str]) -> list[list[str]]:
     """The arguments that bash passes to a command, for each of these lines."""
     script = "".join(f"printf '%s\\0' {line}\nprintf '\\n'\n" for line in lines)
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, timeout=LIMIT)
     assert done.stderr == ""
     return [line.split("\0")[:-1] for line in done.stdout.splitlines()]
 

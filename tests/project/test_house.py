@@ -201,14 +201,16 @@ def test_tools_has_no_other_scripts():
 WAITING = ("communicate", "join", "run", "wait")
 
 
-def test_no_test_waits_for_a_process_by_a_limit_of_its_own():
-    """A fixed number of seconds fails on a slow machine: `command.LIMIT` is the limit of all."""
+def test_each_wait_for_a_process_has_the_limit_of_all():
+    """A fixed number of seconds fails on a slow machine, and no limit waits forever: `command.LIMIT` is that of all."""
     files = (ROOT / "tests").rglob("*.py")
     for path, node in ((file, node) for file in files for node in ast.walk(ast.parse(file.read_text()))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in WAITING:
             limits = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "timeout")]
             own = [one.value for one in limits if isinstance(one, ast.Constant) and isinstance(one.value, int | float)]
             assert not own, f"{path}, line {node.lineno}: {own}"
+            has_limit = any(keyword.arg == "timeout" for keyword in node.keywords)
+            assert has_limit or ast.unparse(node.func) != "subprocess.run", f"{path}, line {node.lineno}: no limit"
 
 
 def test_no_two_files_of_tests_have_one_name():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from command import LIMIT
 
 from ssvit.choices import choice_names, options_of
 from ssvit.cli import COMMANDS, find_command
@@ -86,7 +87,9 @@ def test_the_site_builds_without_network(tmp_path):
     pytest.importorskip("mkdocs")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     nowhere = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9", "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **nowhere})
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **nowhere}, timeout=LIMIT
+    )
     assert done.returncode == 0, done.stderr
     pages = {page.relative_to(tmp_path).with_suffix(".md") for page in tmp_path.rglob("*.html")}
     assert pages >= {page.relative_to(DOCS) for page in DOCS.rglob("*.md")}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from command import LIMIT, TINY, one_line
+from ranks import free_port
 from runs import rows
 
 ROOT = Path(__file__).parents[2]
@@ -34,9 +35,7 @@ def test_half_of_the_processes_continue_with_the_same_batches(tool, tmp_path):
 @pytest.mark.slow
 def test_a_run_continues_without_one_of_two_machines(tmp_path):
     """Two agents of torchrun simulate two machines; one of them is killed with its process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3"),
         *("--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", "--rdzv-id=test"),

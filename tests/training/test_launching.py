@@ -39,8 +39,9 @@ def test_the_place_of_a_process_of_torchrun_precedes_that_of_srun(environment):
     assert processes.launched() == processes.Place(4, 6, 1, 3, "a1", 7)
 
 
-def test_a_job_of_slurm_without_srun_is_one_process(environment):
-    environment({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"})
+@pytest.mark.parametrize("variables", [{"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, {"RANK": "", "WORLD_SIZE": ""}])
+def test_without_srun_and_torchrun_there_is_one_process(environment, variables):
+    environment(variables)
     assert processes.launched() is None
     assert launch.start(Recipe(), Launch(accelerator="cpu")).world == 1
 

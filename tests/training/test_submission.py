@@ -2,13 +2,13 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from command import LIMIT, TINY
+from ranks import free_port
 
 from ssvit.engine.processes import is_main_process
 
@@ -42,13 +42,10 @@ def test_the_script_for_slurm_trains_and_is_queued_again(tmp_path):
     for name, line in (("srun", 'exec "$@"'), ("scontrol", 'echo "$@" >> calls; echo localhost')):
         (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
         (tmp_path / name).chmod(0o755)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     path = os.pathsep.join((str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]))
     python = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "n", "PROCESSES": "2",
-                                "PORT": str(port), "PATH": path, "PYTHONPATH": python}  # fmt: skip
+                                "PORT": str(free_port()), "PATH": path, "PYTHONPATH": python}  # fmt: skip
     script = [str(ROOT / "examples" / "slurm.sh"), *TINY, "probes=[]", "outputs=outputs", "name=run"]
     script += ["launch.strategy=fsdp", "recipe.steps=400"]
     with subprocess.Popen(script, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as job:

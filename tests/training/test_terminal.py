@@ -1,5 +1,6 @@
 """On a terminal of 80 columns: the bar counts steps and fits, and Ctrl-C has an immediate answer."""
 
+import codecs
 import contextlib
 import fcntl
 import os
@@ -27,7 +28,7 @@ class Terminal:
         for file in told:
             file.close()
         os.close(slave)
-        self.shown = ""
+        self.shown, self.decode = "", codecs.getincrementaldecoder("utf-8")().decode
 
     def status(self) -> int | None:
         """Wait for the end of the process, and return its exit status."""
@@ -38,7 +39,7 @@ class Terminal:
         """Return the output up to a text, or to the end."""
         with contextlib.suppress(OSError):  # the command has ended
             while until is None or until not in self.shown:
-                self.shown += os.read(self.master, 4096).decode()
+                self.shown += self.decode(os.read(self.master, 4096))
         return self.shown
 
 

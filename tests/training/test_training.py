@@ -41,7 +41,9 @@ def test_a_run_continues_only_with_the_same_encoder(tmp_path):
     tiny.train(tmp_path, dropout=0.2, steps=4, facts={"encoder": encoder})
     with pytest.raises(UserError, match=r"^encoder: "):
         tiny.train(tmp_path, dropout=0.2, steps=8, facts={"encoder": encoder | {"attention_dropout": 0.2}})
-    assert tiny.train(tmp_path, dropout=0.2, steps=8, facts={"encoder": encoder})
+    worked, _ = tiny.train(tmp_path, dropout=0.2, steps=8, facts={"encoder": encoder})
+    assert worked
+    assert list(rows(tmp_path, "train/loss")) == list(range(1, 9))
 
 
 @pytest.mark.parametrize(

@@ -195,13 +195,13 @@ class ImageFiles(HeldOut, PixelFormat):
     """A data set of image files with named splits; see `ssvit.data.sources.splits`."""
 
     train: Name | None = AUTO
-    """The training split; auto: train, if it exists. null: all images in no other split; of a folder, the complete
-    folder."""
+    """The training split; auto: train, training or seg_train, if one exists. null: all images in no other split; of a
+    folder, the complete folder."""
     validation: Name | None = AUTO
-    """The validation split, for choices and curves; auto: val, validation or valid. null: none."""
+    """The validation split, for choices and curves; auto: val, validation, valid, dev or eval. null: none."""
     test: Name | None = AUTO
-    """The test split, for the reported figure; auto: test. null: none. If only one of validation and test exists, it is
-    used for both."""
+    """The test split, for the reported figure; auto: test, testing or seg_test. null: none. If only one of validation
+    and test exists, it is used for both."""
     shown: Sequence[Whole] = (0, 1, 2)
     """The channels that pictures show as red, green and blue if images have more than three; 0 is the first."""
 

@@ -287,7 +287,7 @@ class HuggingFace(ImageFiles):
         if not self.root:
             raise OptionError("root", self.root, "must name a folder, or a data set in the cache")
         if find_spec("datasets") is None:
-            raise OptionError("root", self.root, "requires datasets: pip install 'ssvit[huggingface]'")
+            raise OptionError("root", self.root, "requires datasets: pip install datasets")
         if self.is_saved and self.config is not None:
             raise OptionError("config", self.config, "must be null: save_to_disk wrote one configuration")
 

@@ -324,6 +324,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         return "not an image of a known format"
     if isinstance(error, ModuleNotFoundError):
-        return f"requires {error.name}: pip install 'ssvit[tiff]'"
+        return f"requires {error.name}: pip install tifffile imagecodecs"
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     return re.sub(r"^.*\.cpp:\d+, ", "", text)  # torchvision prefixes its source file

@@ -21,4 +21,4 @@ class Wandb(Options):
     def check_consistency(self) -> None:
         """Check that Weights & Biases is installed."""
         if find_spec("wandb") is None:
-            raise UserError("logger=wandb: requires wandb: pip install ssvit[wandb]")
+            raise UserError("logger=wandb: requires wandb: pip install wandb")

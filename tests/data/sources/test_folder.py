@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from command import error_of
+from command import LIMIT, error_of
 
 from ssvit.data.sources.folder import check, list_images, splits
 from ssvit.data.sources.splits import are_like_splits
@@ -125,7 +125,8 @@ def test_folders_may_be_nested_deeper_than_calls(tmp_path):
         check(str(tmp_path))
         assert list_images(str(tmp_path)) == [(f"{tmp_path}{'/d' * depth}/a.png", "d")]
     finally:
-        subprocess.run(["rm", "-r", tmp_path / "d"], check=True)  # Python's rmtree does not support this depth
+        # Python's rmtree does not support this depth.
+        subprocess.run(["rm", "-r", tmp_path / "d"], check=True, timeout=LIMIT)
 
 
 def test_check_names_what_is_wrong(tmp_path):

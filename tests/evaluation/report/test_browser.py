@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command import LIMIT
 from test_report import METADATA, OWN, scored
 
 from ssvit.evaluation.report import page as report
@@ -50,7 +51,9 @@ def browse(folder: Path, page: str) -> tuple[str, str]:
         "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--user-data-dir={folder}/own",
     ]  # fmt: skip
     address = (folder / "page.html").as_uri()
-    done = subprocess.run([BROWSER, *options, "--dump-dom", address], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [BROWSER, *options, "--dump-dom", address], capture_output=True, text=True, check=True, timeout=LIMIT
+    )
     return done.stdout, "\n".join(line for line in done.stderr.splitlines() if ":CONSOLE" in line)
 
 
