@@ -25,7 +25,7 @@ def inspected(folder, *options):
 
 def test_encoders_side_by_side(tmp_path, capsys):
     runs = [untrained(tmp_path / name, *TINY, seed=seed) for seed, name in enumerate(("first", "second"))]
-    against = f"against=[small,resnet10t,{runs[1].parent}]"
+    against = f"against=[small,test_resnet,{runs[1].parent}]"
     numbers, values = inspected(
         tmp_path,
         f"checkpoint={runs[0]}",
@@ -36,10 +36,10 @@ def test_encoders_side_by_side(tmp_path, capsys):
         "batch_size=8",
         "patch_size=2",
     )
-    assert [*numbers["encoders"]] == ["first", "small", "resnet10t", "second"]
-    assert numbers["layers"] == {"first": 2, "small": 2, "resnet10t": 5, "second": 2}
+    assert [*numbers["encoders"]] == ["first", "small", "test_resnet", "second"]
+    assert numbers["layers"] == {"first": 2, "small": 2, "test_resnet": 5, "second": 2}
     assert {path.name for path in (tmp_path / "result").iterdir()} == {"biases.png", "similarity.png", "numbers.json"}
-    assert "resnet10t" in capsys.readouterr().out
+    assert "test_resnet" in capsys.readouterr().out
     first, second = (tiny.loaded(run) for run in runs)
     data, view = values.build("data"), values.build("data.view")
     train, pictures = (
@@ -53,18 +53,18 @@ def test_encoders_side_by_side(tmp_path, capsys):
         assert stored["changed"] == pytest.approx(expected.changed)
         assert stored["receptive_field"] == pytest.approx(expected.receptive_field, abs=1e-4)
         assert stored["attention_distance"] == pytest.approx(expected.attention_distance, abs=1e-4)
-    assert numbers["encoders"]["resnet10t"]["attention_distance"] == []
+    assert numbers["encoders"]["test_resnet"]["attention_distance"] == []
     between = torch.tensor(numbers["cka"])[:2, 9:]
     torch.testing.assert_close(between, similarity.cka([first, second], pictures.images, 8)[:2, 2:].float())
 
 
 def test_random_weights_alone_depend_on_the_seed(tmp_path):
     options = (
-        "checkpoint=scratch", "encoder=timm", "encoder.model=resnet10t", "data=shapes", "data.images=64",
+        "checkpoint=scratch", "encoder=timm", "encoder.model=test_resnet", "data=shapes", "data.images=64",
         "data.held_out_images=32", "data.image_size=16", "count=8", "train_images=10", "patch_size=1",
     )  # fmt: skip
     results = [inspected(tmp_path, *options, f"seed={seed}")[0]["encoders"] for seed in (0, 0, 1)]
-    assert [*results[0]] == ["resnet10t"]
+    assert [*results[0]] == ["test_resnet"]
     assert results[0] == results[1] != results[2]
 
 

@@ -99,13 +99,15 @@ def test_layers_decay_as_timms(arguments):
 
 def classify(**arguments) -> Classify:
     torch.manual_seed(0)
-    encoder = Timm(timm_options.Timm(model="resnet10t", image_size=16, arguments={"drop_path_rate": 0.2}, **arguments))
+    encoder = Timm(
+        timm_options.Timm(model="test_resnet", image_size=16, arguments={"drop_path_rate": 0.2}, **arguments)
+    )
     return Classify(classify_options.Classify(classes=tiny.CLASSES), encoder=encoder)
 
 
 def simclr() -> SimCLR:
     torch.manual_seed(0)
-    encoder = Timm(timm_options.Timm(model="resnet10t", image_size=16, arguments={"drop_path_rate": 0.2}))
+    encoder = Timm(timm_options.Timm(model="test_resnet", image_size=16, arguments={"drop_path_rate": 0.2}))
     return SimCLR(contrastive_options.SimCLR(hidden=16, projection=8), encoder=encoder)
 
 
@@ -157,21 +159,21 @@ def test_running_statistics_are_means_over_processes_and_stay_where_an_update_is
 
 
 def test_a_model_of_timm_is_trained_and_commands_read_the_run(tmp_path):
-    outputs, model = tmp_path / "outputs", {"encoder": "timm", "encoder.model": "resnet10t"}
+    outputs, model = tmp_path / "outputs", {"encoder": "timm", "encoder.model": "test_resnet"}
     own = {"outputs": outputs, "verbose": False}
     run = ssvit.finetune("scratch", **SHORT, **model, **own, ema=0.9)
-    assert run.folder.name == "scratch_resnet10t_shapes"
+    assert run.folder.name == "scratch_test_resnet_shapes"
     assert "test/accuracy" in run.metrics
-    assert open_checkpoint(run.folder).encoder["model"] == "resnet10t"
+    assert open_checkpoint(run.folder).encoder["model"] == "test_resnet"
     pictures = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
     classifier = run.classifier(precision=32)
     assert classifier.probabilities(pictures).shape == (3, 10)
     encoder = run.encoder(precision=32)
     torch.testing.assert_close(encoder.features(pictures), classifier.module.encoder.represent(pictures).detach())
-    assert encoder.patch_features(pictures).shape == (3, 1, 1, 512)
+    assert encoder.patch_features(pictures).shape == (3, 1, 1, 96)
     again = ssvit.finetune(run, **SHORT, **own, name="again")
     assert again.history[-1]["step"] == 4
-    with pytest.raises(UserError, match=r"\bresnet10t\b"):
+    with pytest.raises(UserError, match=r"\btest_resnet\b"):
         run_tool("visualize", f"checkpoint={run.folder}", f"outputs={outputs}")
 
 
@@ -192,10 +194,10 @@ def test_simclr_pre_trains_a_model_of_timm_and_continues(tmp_path):
     torch.testing.assert_close(again.encoder(precision=32).features(pictures), model.represent(pictures).detach())
 
 
-@pytest.mark.parametrize("model", ["resnet10t", "vit_tiny_patch16_224"])
+@pytest.mark.parametrize("model", ["test_resnet", "vit_tiny_patch16_224"])
 def test_the_kernels_can_be_chosen_and_train_as_torch_does(model, tmp_path):
     composed("encoder=timm", f"encoder.model={model}", "objective=supervised", "recipe.backend=kernels").check()
-    options = timm_options.Timm(model=model, image_size=16, arguments={} if model == "resnet10t" else {"depth": 1})
+    options = timm_options.Timm(model=model, image_size=16, arguments={} if model == "test_resnet" else {"depth": 1})
     for backend in ("kernels", "eager"):
         torch.manual_seed(0)
         objective = Classify(classify_options.Classify(classes=tiny.CLASSES), encoder=Timm(options))

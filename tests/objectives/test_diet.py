@@ -72,7 +72,7 @@ def test_two_processes_and_micro_batches_have_the_loss_and_accuracy_of_one_proce
 
 
 def test_an_encoder_of_timm_is_trained_as_a_whole():
-    encoder = Timm(timm_options.Timm(model="resnet10t", image_size=32))
+    encoder = Timm(timm_options.Timm(model="test_resnet", image_size=32))
     objective = Diet(diet_options.Diet(), encoder=encoder, images=4)
     batch = tiny.views(objective, 4)
     forward(objective, batch)["loss"].backward()

@@ -137,7 +137,7 @@ def test_a_student_learns_the_features_and_the_teacher_stays(tmp_path):
     assert not any("teacher" in name for name in objective.state_dict())
 
 
-@pytest.mark.parametrize("model", ["resnet10t", "vit_tiny_patch16_224"])
+@pytest.mark.parametrize("model", ["test_resnet", "vit_tiny_patch16_224"])
 def test_a_student_and_a_teacher_may_be_models_of_timm(model):
     pytest.importorskip("timm")
     arguments = {"depth": 1, "embed_dim": 24, "num_heads": 2} if "vit" in model else {}

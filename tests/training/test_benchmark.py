@@ -60,7 +60,7 @@ def test_the_command_measures_steps_and_the_loader(tool, tmp_path):
 
 
 RESNET = (
-    "encoder=timm", "encoder.model=resnet10t", "data=shapes", "data.images=64",
+    "encoder=timm", "encoder.model=test_resnet", "data=shapes", "data.images=64",
     "data.held_out_images=8", "recipe.batch_size=4",
 )  # fmt: skip
 
