@@ -11,6 +11,7 @@ from command import TINY
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.run_folder import rows
+from ssvit.cli import find_command
 from ssvit.cli.table import command
 from ssvit.errors import UserError
 from ssvit.studies import methods
@@ -164,16 +165,17 @@ def test_the_average_of_five_data_sets_is_the_papers(tmp_path):
     assert accuracies["R50"]["average of five"] == pytest.approx([0.8933])
 
 
-@pytest.fixture
-def runs(call):
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
     """A run of MAE of 4 steps, whose checkpoint after step 2 another run of 3 steps continues."""
+    folder, pretrain = tmp_path_factory.mktemp("runs"), find_command("pretrain")
     encoder = [option for option in TINY if option.startswith("encoder.")]
     options = [option for option in TINY if not option.startswith(("encoder.", "target."))]
-    options += ["objective=mae", "objective.decoder.width=8"]
-    call("pretrain", *options, *encoder, "encoder.patch_size=4", "recipe.steps=4", "name=first")
-    call("pretrain", *options, "checkpoint=outputs/first/step_00000002", "continuation=null", "recipe.steps=3",
-         "name=second")  # fmt: skip
-    return Path("outputs")
+    options += ["objective=mae", "objective.decoder.width=8", "probes=[]", f"outputs={folder}"]
+    pretrain.call([*options, *encoder, "encoder.patch_size=4", "recipe.steps=4", "name=first"])
+    start = (f"checkpoint={folder}/first/step_00000002", "continuation=null")
+    pretrain.call([*options, *start, "recipe.steps=3", "name=second"])
+    return folder
 
 
 def test_operations_are_those_of_all_runs_of_the_pretraining(runs, tmp_path):
@@ -197,7 +199,7 @@ def test_operations_are_those_of_all_runs_of_the_pretraining(runs, tmp_path):
     for path, expected in paths.items():
         assert numbers[str(runs / path)]["operations of pre-training"] == [expected]
         assert cells["operations of pre-training"][str(runs / path)] == f"{expected / 1e6:.1f}MFLOP"
-    assert cells["operations of pre-training"]["outputs/absent/step_00000001"] == ""
+    assert cells["operations of pre-training"][str(runs / "absent/step_00000001")] == ""
 
 
 def test_the_time_of_a_pretraining_is_that_of_all_its_runs(runs):
