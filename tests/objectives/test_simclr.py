@@ -80,12 +80,12 @@ def of_one_layer() -> Objective:
     return objective
 
 
-def compiled_in_a_process(rank: int, file: str, world: int) -> None:
+def compiled_in_a_process(rank: int, file: str, world: int, backend: str) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world)
     objective, whole = of_one_layer(), batch()
     part = slice(2 * rank, 2 * rank + 2)
     noise = objective.sample(whole.slots[part], seed=0)
-    compiled = torch.compile(objective, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(objective, backend=backend, fullgraph=True)
     loss = compiled(Batch({"global": whole.views["global"][part]}, None, whole.slots[part]), noise)["loss"]
     loss.backward()
     gradients = {name: one.grad for name, one in objective.named_parameters() if one.grad is not None}
@@ -93,9 +93,10 @@ def compiled_in_a_process(rank: int, file: str, world: int) -> None:
     os._exit(0)
 
 
-def test_two_processes_have_ones_gradient_when_compiled(tmp_path):
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
+def test_two_processes_have_ones_gradient_when_compiled(tmp_path, backend):
     file = str(tmp_path / "rendezvous")
-    assert exit_codes(child(compiled_in_a_process, rank, file, 2) for rank in range(2)) == [0, 0]
+    assert exit_codes(child(compiled_in_a_process, rank, file, 2, backend) for rank in range(2)) == [0, 0]
     objective = of_one_layer()
     loss = objective(batch(), objective.sample(torch.arange(4), seed=0))["loss"]
     loss.backward()
