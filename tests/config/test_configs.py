@@ -15,8 +15,10 @@ from ssvit.data.augment.options import ResizeCrop
 from ssvit.data.sources.base import Data
 from ssvit.errors import Failure, OptionError
 from ssvit.evaluation.evaluators.options import Contrast
+from ssvit.models.vit import ViT
 from ssvit.studies import trials
 from ssvit.training.session import build_objective
+from ssvit.variants import VARIANTS
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TEACHER = Path(__file__).parents[1] / "fixtures" / "outputs" / "masked_patch_shapes"
@@ -40,8 +42,8 @@ def pretrained_run(tmp_path, monkeypatch):
     return untrained(tmp_path / "outputs" / "run")
 
 
-def build(config) -> None:
-    """Everything but the data, on the meta device: a ViT-H has its shapes and takes no memory."""
+def build(config) -> ViT:
+    """Everything but the data, on the meta device: a ViT-H has its shapes and takes no memory. Returns the encoder."""
     with torch.device("meta"):
         own = {"classes": ["a", "b"]} if "classes" in config.objective else {}
         if config.config.options.objective.needs_image_count:
@@ -55,6 +57,7 @@ def build(config) -> None:
     for name, part in config.config.options.evaluators.items():
         augment = {"augment": None} if isinstance(part, Contrast) else {}
         config.build(f"evaluators.{name}", source=[], transform=None, **augment)
+    return vit
 
 
 @pytest.mark.parametrize("group", ["encoder", "target", "objective"])
@@ -62,7 +65,7 @@ def test_every_choice_builds(group):
     for name in names(group):
         if (group, name) == ("encoder", "timm"):
             continue  # goes with labels and with the name of a model: see tests/models/test_timm.py
-        size = ["data.image_size=224"] if group == "encoder" and name != "small" else []
+        size = ["data.image_size=224"] if group == "encoder" and name not in ("mini", "small", "small_hybrid") else []
         size += [f"teacher={tiny.TEACHER}"] if name == "distill" else []
         size += ["encoder.width=64", "encoder.depth=1", "encoder.heads=2"] if name == "vit" else []
         config = composed(f"{group}={name}", *size)
@@ -71,8 +74,12 @@ def test_every_choice_builds(group):
                 config.check()
         else:
             config.check()
-        if name != "distill":  # the weights of its teacher cannot be loaded on the meta device
-            build(config)
+        if name == "distill":  # the weights of its teacher cannot be loaded on the meta device
+            continue
+        encoder = build(config)
+        if group == "encoder" and name != "vit":
+            millions = sum(parameter.numel() for parameter in encoder.parameters()) / 1e6
+            assert f" {millions:,.2f} million" in VARIANTS["encoder"][name].meaning
 
 
 @pytest.mark.parametrize("name", names("augment"))

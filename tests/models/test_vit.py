@@ -11,7 +11,6 @@ from composing import composed
 from ssvit.errors import OptionError
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
-from ssvit.variants import VARIANTS
 
 SMALL = {"image_size": 16, "patch_size": 4, "width": 24, "depth": 3, "heads": 3}
 
@@ -38,15 +37,6 @@ def test_parameter_counts_are_the_published_ones(name, patch, expected):
     with torch.device("meta"):
         vit = config.build("encoder")
     assert f"{sum(parameter.numel() for parameter in vit.parameters()) / 1e6:.2f}" == f"{expected:.2f}"
-
-
-@pytest.mark.parametrize("name", [name for name, variant in VARIANTS["encoder"].items() if "width" in variant.options])
-def test_the_table_of_sizes_states_their_parameters(name):
-    variant = VARIANTS["encoder"][name]
-    side = 224 if variant.options["patch_size"] >= 14 else 32
-    with torch.device("meta"):
-        vit = composed(f"encoder={name}", f"data.image_size={side}").build("encoder")
-    assert f" {sum(parameter.numel() for parameter in vit.parameters()) / 1e6:,.2f} million" in variant.meaning
 
 
 def plain_dropped(vit: ViT, images: torch.Tensor, rate: float, of_weights: float) -> torch.Tensor:
