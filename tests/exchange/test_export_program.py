@@ -115,7 +115,7 @@ for folder in sys.argv[1:]:
     extra_files = {"metadata.json": ""}
     program = torch.export.load(f"{folder}/model.pt2", extra_files=extra_files).module()
     with torch.no_grad():
-        torch.save([program(x) for x in torch.load("inputs.pt")], f"{folder}/outputs.pt")
+        torch.save([program(x) for x in torch.load(f"{folder}/inputs.pt")], f"{folder}/outputs.pt")
     print(extra_files["metadata.json"].replace("\\n", " "))
 assert "ssvit" not in sys.modules
 """
@@ -124,16 +124,21 @@ INPUTS = [images(size, count) for size, count in (((32, 48), 1), ((32, 48), 3), 
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
-    """The model, the folder and the metadata of each program, which a process without ssvit has run."""
+    """The model, the folder and the metadata of each program, which a process without ssvit has run.
+
+    The program of the encoder has one image size, and that of the classifier, which contains an encoder, any size.
+    """
     place, programs = tmp_path_factory.mktemp("programs"), {}
-    torch.save(INPUTS, place / "inputs.pt")
-    for make in (encoder, classifier):
-        model = make(positions="learned_2d", depth=1)
+    for make, positions, resize, inputs in (
+        (encoder, "relative", None, INPUTS[:2]), (classifier, "learned_2d", "timm", INPUTS),
+    ):  # fmt: skip
+        model = make(positions=positions, depth=1)
         manifest = {"step": 3, "view": {"resize": 64}}
-        folder, remarks = written(model, place / make.__name__, "torch", any_size="timm", manifest=manifest)
+        folder, remarks = written(model, place / make.__name__, "torch", any_size=resize, manifest=manifest)
         assert {file.name for file in folder.iterdir()} == {"README.md", "model.pt2"}
         assert "difference between torch and torch.export" in "".join(remarks)
         programs[make] = model, folder
+        torch.save(inputs, folder / "inputs.pt")
     folders = [str(folder) for _, folder in programs.values()]
     command = [sys.executable, "-I", "-c", WITHOUT_SSVIT, *folders]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, cwd=place)
@@ -147,9 +152,9 @@ def programs(tmp_path_factory):
 def test_a_program_of_torch_runs_in_a_process_without_ssvit(make, programs, tmp_path):
     model, folder, metadata = programs[make]
     assert "64 pixels on the shorter side" in metadata["preprocessing"]
-    assert metadata["any_size"] is True
+    assert metadata["any_size"] is (make is classifier)
     trained = model if make is encoder else model.encoder
-    for x, outputs in zip(INPUTS, torch.load(folder / "outputs.pt"), strict=True):
+    for x, outputs in zip(*map(torch.load, (folder / "inputs.pt", folder / "outputs.pt")), strict=True):
         resized = ViT(**{**trained.arguments, "image_size": list(x.shape[2:])}).build().eval()
         resized.load_weights_from(trained, how="timm")
         if make is encoder:
@@ -166,8 +171,8 @@ def test_a_program_of_torch_runs_in_a_process_without_ssvit(make, programs, tmp_
 
 
 @torch.no_grad()
-def test_a_program_of_torch_has_one_size_by_default(tmp_path):
-    folder, _ = written(encoder(positions="relative", depth=1), tmp_path, "torch")
+def test_a_program_of_torch_has_one_size_by_default(programs):
+    _, folder, _ = programs[encoder]
     program = torch.export.load(folder / "model.pt2").module()
     assert len(program(images(count=5))) == 2
     with pytest.raises(RuntimeError, match="to be equal to 32, but got 48"):
