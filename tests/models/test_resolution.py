@@ -19,6 +19,12 @@ SMALL = {"image_size": 16, "patch_size": 4, "width": 24, "depth": 3, "heads": 3,
 ADDITIVE = ("learned_1d", "learned_2d", "sine_cosine_1d", "sine_cosine_2d")
 PLACES = [("relative", "stem"), ("none", "stem")]
 PLACES += [(kind, at) for kind in ADDITIVE for at in ("stem", "every_layer", "every_layer_shared")]
+# The tokens before the patches, and ways of resizing, which do not depend on them.
+TOKENS = pytest.mark.parametrize(
+    ("special", "how"),
+    [({}, "paper"), ({}, "timm"), ({"distillation_token": True}, "paper"),
+     ({"class_token": False, "pooling": "patch_mean"}, "paper")],
+)  # fmt: skip
 GRIDS = [((4, 4), (7, 7)), ((7, 7), (4, 4)), ((3, 5), (8, 6)), ((6, 2), (3, 5)), ((4, 6), (4, 9)), ((1, 4), (3, 1))]
 
 
@@ -105,8 +111,7 @@ def test_relative_keys_are_stretched_linearly_around_the_zero_offset(old, new, h
         torch.testing.assert_close(after.keys[last + offset], expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("how", ["paper", "timm"])
-@pytest.mark.parametrize("special", [{}, {"distillation_token": True}, {"class_token": False, "pooling": "patch_mean"}])
+@TOKENS
 @pytest.mark.parametrize(("positions", "at"), PLACES)
 def test_all_but_the_positions_is_taken_as_it_is(positions, at, special, how):
     options = {"positions": positions, "positions_at": at, **special}
@@ -188,8 +193,7 @@ SIZES = [(24, 24), (12, 28), (4, 16)]  # each side is larger, smaller and the sa
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("how", ["paper", "timm"])
-@pytest.mark.parametrize("special", [{}, {"distillation_token": True}, {"class_token": False, "pooling": "patch_mean"}])
+@TOKENS
 @pytest.mark.parametrize(("positions", "at"), PLACES)
 def test_an_encoder_of_one_size_computes_what_one_taken_to_another_does(positions, at, special, how):
     vit = build(positions=positions, positions_at=at, **special).double()
