@@ -377,8 +377,8 @@ def state(objective: Objective, *, strategy: str = "auto", **options) -> tuple[S
     """A training state of the objective, and batches for it."""
     recipe = Recipe(**{**RECIPE, **options})
     processes = launch.start(recipe, Launch(accelerator="cpu", strategy=strategy))
-    source = labelled() if isinstance(objective, Classify) else Memory(pictures())
-    size = {"batch_size": recipe.batch_size, "accumulate": recipe.accumulate}
+    source = labelled() if isinstance(objective, Classify | Segment) else Memory(pictures())
+    size = {"batch_size": recipe.batch_size, "accumulate": recipe.accumulate, "masks": isinstance(objective, Segment)}
     return State(processes, objective, recipe), Loader(source=source, transform=transform(objective), seed=0, **size)
 
 
