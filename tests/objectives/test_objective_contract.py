@@ -88,6 +88,8 @@ MOSTLY = pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[pytest.mark.slow] * (case in REPEATED)) for case in CASES]
 )
 SAMPLING = ("masked_patch", "masked_patch_decoder", "simmim", "mae", "ibot", "latent", "simclr")
+# Cases that use the class tokens in different ways.
+SEVERAL_TOKENS = ("masked_patch", "mae", "latent", "ibot", "simclr", "distill", "classify", "segment")
 
 
 def build(case: str, dropout: float = 0.0, seed: int = 0, depth: float = 0.0) -> Objective:
@@ -228,8 +230,7 @@ def test_two_processes_train_as_one_does(case, strategy, tmp_path):
     torch.testing.assert_close(states(tmp_path / "two"), states(tmp_path / "one"), rtol=1e-6, atol=least)
 
 
-@pytest.mark.parametrize("tokens", [1, 3])
-@EVERY
+@pytest.mark.parametrize(("case", "tokens"), [*((case, 1) for case in CASES), *((case, 3) for case in SEVERAL_TOKENS)])
 def test_gradients_reach_all_that_is_trained_and_are_those_of_float64(case, tokens, monkeypatch):
     """Several class tokens are trained as one is."""
     options = {"image_size": 16, "patch_size": 4, "width": 16, "depth": 2, "heads": 2, "class_tokens": tokens}
