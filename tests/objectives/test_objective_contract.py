@@ -80,10 +80,11 @@ CASES = {
     "segment_maps_lora": ("segment", {"head": "maps", "trained": "head", "lora": {"rank": 2, "alpha": 3.0}}),
 }
 EVERY = pytest.mark.parametrize("case", CASES)
-# Cases whose code other cases run too: what takes long is tested with them by `make test-slow`.
-REPEATED = ("masked_patch_decoder", "simmim", "codebook", "mae_with_stochastic_depth", "simclr_of_all_patches",
-            "continuation_of_dino", "continuation_with_lora", "dino", "hog", "diet", "distill", "classify_head",
-            "classify_layer")  # fmt: skip
+# Cases whose code other cases run too, or tests/training/test_training.py: what takes long is tested with them by
+# `make test-slow`.
+REPEATED = ("masked_patch", "masked_patch_decoder", "simmim", "codebook", "mae_with_stochastic_depth",
+            "simclr_of_all_patches", "continuation_of_dino", "continuation_with_lora", "dino", "hog", "diet", "distill",
+            "classify_head", "classify_layer")  # fmt: skip
 MOSTLY = pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[pytest.mark.slow] * (case in REPEATED)) for case in CASES]
 )
