@@ -18,7 +18,7 @@ FILES = ("--config-dir", "configs")
 SIZES = tuple(option for option in TINY if not option.startswith("target."))  # those of any target
 METHOD = (*OWN, *SIZES, "objective=mine", "target=mine", "data=mine")
 MEASURED = (*METHOD, "evaluator=[spread]", "probes=[mine]")
-SHORT = ("recipe.steps=1", "recipe.batch_size=8", "recipe.warmup=0", "launch.accelerator=cpu")
+SHORT = ("recipe.steps=1", "recipe.batch_size=8", "recipe.warmup=0", "launch.accelerator=cpu", "check_frozen=false")
 
 
 @pytest.fixture

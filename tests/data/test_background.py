@@ -86,7 +86,7 @@ def test_every_command_uses_the_background_of_the_run(run, tmp_path):
         assert (source.read(0).int() - load(source.name(0).replace("set/", "flat/"))).abs().max() <= 1
     small = [f"recipe.{name}" for name in ("steps=1", "batch_size=4", "warmup=0", "evaluate_every=1", "save_every=1")]
     tuned = find_command("finetune").call(
-        [*common[:2], f"data={run}/set", "name=tuned", "workers=0", "figures=none", *small]
+        [*common[:2], f"data={run}/set", "name=tuned", "workers=0", "figures=none", "check_frozen=false", *small]
     )
     images = manifest.read_manifest(manifest.complete(tuned)[-1])
     assert (images["background"], images["view"]["fit"]) == ("#336699", "pad")

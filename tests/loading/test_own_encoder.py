@@ -63,9 +63,10 @@ def test_an_encoder_of_the_user_is_carried_through_training_probes_and_export(co
     start = (*conv, "checkpoint=outputs/run")
     call("pretrain", *start, *PRETRAIN, *ONE_STEP, "name=goes_on")
     for command, options in {
-        "finetune": ("recipe.steps=2", "recipe.warmup=0", "recipe.batch_size=8", "compare=null", "name=tuned"),
+        "finetune": ("recipe.steps=2", "recipe.warmup=0", "recipe.batch_size=8", "compare=null", "check_frozen=false",
+                     "name=tuned"),
         "knn": ("k=[3]", "baselines=false", "report=false"),
-    }.items():
+    }.items():  # fmt: skip
         call(command, *start, "launch.accelerator=cpu", *options)
     assert manifest.read_manifest(manifest.complete(Path("outputs/tuned"))[-1])["encoder"] == stored
     call("predict", *conv, "checkpoint=outputs/tuned", "picture.png")
