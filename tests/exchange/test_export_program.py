@@ -60,7 +60,7 @@ def test_a_graph_computes_the_outputs_of_the_encoder(resize, changes, tmp_path):
 
 @torch.no_grad()
 def test_a_graph_of_a_classifier_contains_its_metadata(tmp_path):
-    model = classifier(depth=1, distillation_token=True)
+    model = classifier(depth=1, distillation_token=True, gelu="tanh")
     folder, remarks = written(model, tmp_path, "onnx", manifest={"step": 3, "view": {"resize": 64}})
     program, metadata = opened(folder)
     assert "difference" in "".join(remarks)
@@ -70,7 +70,7 @@ def test_a_graph_of_a_classifier_contains_its_metadata(tmp_path):
     assert metadata["std"] == [SHAPE["std"]] * 3
     assert "64 pixels on the shorter side" in metadata["preprocessing"]
     (logits,) = program(images(count=3))
-    assert (logits - model.logits(images(count=3))).abs().max() < 1e-4
+    assert (logits - model.logits(images(count=3))).abs().max() < 1e-5  # logits of the exact GELU differ by 1.6e-4
 
 
 @torch.no_grad()
@@ -137,8 +137,8 @@ def programs(tmp_path_factory):
         folder, remarks = written(model, place / make.__name__, "torch", any_size=resize, manifest=manifest)
         assert {file.name for file in folder.iterdir()} == {"README.md", "model.pt2"}
         assert "difference between torch and torch.export" in "".join(remarks)
-        programs[make] = model, folder
         torch.save(inputs, folder / "inputs.pt")
+        programs[make] = model, folder
     folders = [str(folder) for _, folder in programs.values()]
     command = [sys.executable, "-I", "-c", WITHOUT_SSVIT, *folders]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, cwd=place)
