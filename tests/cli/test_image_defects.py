@@ -179,4 +179,5 @@ def test_images_that_a_table_cannot_list_are_checked(check, tmp_path):
 def test_a_set_without_a_readable_image_is_one_line(tmp_path):
     for number in range(4):
         put(tmp_path / "photos" / f"{number}.jpg", b"no image")
-    error_of(ssvit.try_images, tmp_path / "photos", stages="images", outputs=tmp_path / "outputs")
+    photos = tmp_path / "photos"
+    assert str(photos) in str(error_of(ssvit.try_images, photos, stages="images", outputs=tmp_path / "outputs"))

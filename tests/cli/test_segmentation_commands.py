@@ -106,7 +106,8 @@ def test_label_maps_are_written_and_can_be_masks_again(outputs_of_runs, scenes, 
     error_of(segmenter.predict, torch.zeros(3, 0, 50, dtype=torch.uint8))
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")
-    assert str(error_of(call, "predict", f"checkpoint={run}", str(broken)))
+    assert str(error_of(call, "predict", f"checkpoint={run}", str(broken))).startswith("1 of 1 ")
+    assert f"{broken}: " in capsys.readouterr().out
 
 
 def test_values_of_classes_are_taken_from_a_run(scenes, pretrained, call, tmp_path):

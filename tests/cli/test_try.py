@@ -144,14 +144,13 @@ def test_a_much_larger_budget_trains_again_for_longer(tried, tmp_path):
 
 
 def test_what_cannot_be_measured_is_one_line(tried, tmp_path):
-    empty = tmp_path / "empty"
+    empty, one = tmp_path / "empty", pictures(tmp_path / "one", "red", count=1)
     empty.mkdir()
-    assert str(empty) in str(error_of(tried, empty))
-    pictures(tmp_path / "one", "red", count=1)
-    error_of(tried, tmp_path / "one")
-    error_of(tried, pictures(tmp_path / "photos", "red"), outputs=tmp_path / "photos" / "red" / "0.png")
-    error_of(ssvit.try_images, tmp_path / "missing")
-    error_of(ssvit.try_images, tmp_path / "one" / "red" / "0.png")
+    for path in (empty, tmp_path / "missing", one / "red" / "0.png"):
+        assert str(path) in str(error_of(tried, path))
+    assert "one image" in str(error_of(tried, one))
+    outputs = one / "red" / "0.png"
+    assert str(error_of(tried, one, outputs=outputs)).startswith(f"outputs={outputs}: ")
 
 
 def test_with_too_many_unreadable_files_the_next_command_lists_them(tried, tmp_path):
