@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from ranks import own_rank, results
+from ranks import results
 from tiny import Table
 
 from ssvit.data.augment.options import CenterCrop
@@ -133,12 +133,10 @@ def test_a_model_that_is_not_finite_is_not_right():
     assert all(figure.png() for figure in evaluated.figures.values())
 
 
-def measured(count: int, k: int, failure: str = "", files: list[str] | None = None) -> dict:
-    """Return the measurements of one process, or its error; failure: the last process has no labels."""
+def measured(count: int, k: int, files: list[str] | None = None) -> dict:
+    """Return the measurements of one process, or its error."""
     model, source = case(count, k)
-    if failure == "labels" and own_rank() == 1:
-        source.labels = None
-    elif files is not None:
+    if files is not None:
         source = Files(files, source.labels, source.classes)
     found = evaluation(source)
     try:
@@ -160,11 +158,6 @@ def test_three_processes_measure_what_one_does(tmp_path, count):
         assert result["places"] == list(range(count))
 
 
-def test_what_fails_in_one_process_is_told_in_all(tmp_path):
-    found = results(measured, 2, tmp_path, 20, 3, "labels")
-    assert ["labels" in result["error"] for result in found] == [True, True]
-
-
 def files(folder: Path, count: int, name: str = "{:04d}.png", first: int = 0) -> list[str]:
     """Tagged images as files."""
     paths = []
@@ -178,7 +171,7 @@ def test_too_many_unreadable_files_for_all_processes_together(tmp_path):
     paths = files(tmp_path, 30)
     for path in paths[-2:]:  # in the part of the last one, which has not seen enough to say so
         Path(path).write_bytes(b"no image")
-    found = results(measured, 2, tmp_path, 30, 3, "", paths)
+    found = results(measured, 2, tmp_path, 30, 3, paths)
     assert [result["error"] for result in found] == ["2 of 30 image files cannot be read, more than 1%"] * 2
 
 
