@@ -113,7 +113,7 @@ def test_commands_resolve_an_address_before_torch_is_imported(tool, cache, no_to
     assert "data=" in line
 
 
-@pytest.mark.parametrize("changes", [{}, {"positions": "relative"}, {"positions": "rotary", "registers": 2}])
+@pytest.mark.parametrize("changes", [{"positions": "relative"}, {"positions": "rotary", "registers": 2}])
 @torch.no_grad()
 def test_an_export_of_ssvit_is_read_back_bit_for_bit(changes, tmp_path):
     """Also an encoder for which no other project has a model."""
