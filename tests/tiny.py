@@ -270,6 +270,18 @@ def loaded(path: Path, **options) -> torch.nn.Module:
     return load_encoder(LoadEncoder(path=path, **options))
 
 
+def trained(module: torch.nn.Module) -> set[str]:
+    """The names of the weights that are trained."""
+    return {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def vit(*, seed: int = 0, by: float = 0.0, **options) -> ViT:
+    """An encoder of these options; by: the standard deviation of numbers added to its weights, as in `shaken`."""
+    torch.manual_seed(seed)
+    model = vit_options.ViT(**options).build()
+    return shaken(model, by) if by else model
+
+
 def classifier(path: Path, **options) -> Classify:
     """The classifier of a checkpoint."""
     return load_classifier(LoadEncoder(path=path, **options))

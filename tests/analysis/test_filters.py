@@ -2,20 +2,17 @@
 
 import numpy as np
 import pytest
+import tiny
 import torch
 
 from ssvit.analysis import filters
 from ssvit.figures.display import PLAIN
-from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 
 
 def encoder(**options) -> ViT:
-    torch.manual_seed(0)
-    arguments = {
-        "image_size": [4, 6], "patch_size": [2, 3], "width": 24, "depth": 1, "heads": 2, "std": [0.2, 0.3, 0.4],
-    }  # fmt: skip
-    return vit_options.ViT(**arguments | options).build()
+    shape = {"image_size": [4, 6], "patch_size": [2, 3], "width": 24, "depth": 1, "heads": 2, "std": [0.2, 0.3, 0.4]}
+    return tiny.vit(**shape | options)
 
 
 def test_filters_are_what_pixels_are_multiplied_by():

@@ -4,17 +4,16 @@ import math
 
 import numpy as np
 import pytest
+import tiny
 import torch
 
 from ssvit.analysis import positions
-from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 
 
 def encoder(kind: str, **options) -> ViT:
-    torch.manual_seed(0)
     shape = {"image_size": [4, 6], "patch_size": 2, "width": 8, "depth": 2, "heads": 2}
-    return vit_options.ViT(**shape | options, positions=kind).build()
+    return tiny.vit(**shape | options, positions=kind)
 
 
 @pytest.mark.parametrize("options", [{}, {"distillation_token": True}, {"positions_at": "every_layer"}], ids=str)

@@ -16,7 +16,6 @@ from ssvit.engine.private import HAS_ONEDNN
 from ssvit.errors import UserError
 from ssvit.kernels import accelerate, fused, operators
 from ssvit.kernels.accelerate import LayerNorm, Linear
-from ssvit.models import vit_options
 from ssvit.models.block import Attention, Block, Layers, TokenInfo
 from ssvit.models.vit import ViT
 from ssvit.objectives import masked_patch_options
@@ -437,10 +436,8 @@ def block(**sizes) -> Block:
 
 
 def encoder(**options) -> ViT:
-    torch.manual_seed(3)
-    built = vit_options.ViT(
-        **{"image_size": 8, "patch_size": 4, "width": 32, "depth": 3, "heads": 2, **options}
-    ).build()
+    shape = {"image_size": 8, "patch_size": 4, "width": 32, "depth": 3, "heads": 2}
+    built = tiny.vit(seed=3, **shape | options)
     accelerate.accelerate(built)
     return built
 

@@ -1,19 +1,17 @@
 """An encoder as another model's backbone: its maps are its tokens."""
 
 import pytest
+import tiny
 import torch
 
 from ssvit.errors import OptionError
-from ssvit.models import vit_options
 from ssvit.models.backbone import FeatureMaps
 from ssvit.models.vit import ViT
 
 
 def encoder(**changes) -> ViT:
-    torch.manual_seed(0)
-    return vit_options.ViT(
-        **{"image_size": 32, "patch_size": 8, "width": 16, "depth": 3, "heads": 2, "mean": 0.5, "std": 0.25} | changes
-    ).build()
+    shape = {"image_size": 32, "patch_size": 8, "width": 16, "depth": 3, "heads": 2, "mean": 0.5, "std": 0.25}
+    return tiny.vit(**shape | changes)
 
 
 @pytest.mark.parametrize("class_token", [True, False])

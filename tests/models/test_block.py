@@ -1,11 +1,12 @@
 """Attention next to its formula in float64, and activation checkpointing of blocks."""
 
 import pytest
+import tiny
 import torch
 
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.kernels.accelerate import accelerate
-from ssvit.models import block, vit_options
+from ssvit.models import block
 from ssvit.models.vit import ViT
 from ssvit.objectives import classify_options
 from ssvit.objectives.classify import Classify
@@ -56,8 +57,7 @@ def test_dropout_of_attention_keeps_the_expectation(dtype):
 
 
 def encoder(**options) -> ViT:
-    torch.manual_seed(0)
-    return vit_options.ViT(image_size=16, patch_size=4, width=48, depth=8, heads=3, **options).build()
+    return tiny.vit(image_size=16, patch_size=4, width=48, depth=8, heads=3, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

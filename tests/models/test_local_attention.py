@@ -9,7 +9,6 @@ from command import error_of
 
 from ssvit.errors import OptionError
 from ssvit.kernels import accelerate
-from ssvit.models import vit_options
 from ssvit.models.block import TokenInfo
 from ssvit.models.local_attention import LocalAttention
 from ssvit.models.vit import ViT
@@ -31,9 +30,8 @@ TOKENS = [
 
 
 def build(**options) -> ViT:
-    torch.manual_seed(0)
     shape = {"image_size": [20, 12], "patch_size": [4, 2], "width": 16, "depth": 4, "heads": 2}  # a grid of 5 x 6
-    return tiny.shaken(vit_options.ViT(**shape | options).build(), 0.3).eval()
+    return tiny.vit(by=0.3, **shape | options).eval()
 
 
 def images(height=20, width=12):

@@ -30,8 +30,7 @@ GRIDS = [((4, 4), (7, 7)), ((7, 7), (4, 4)), ((3, 5), (8, 6)), ((6, 2), (3, 5)),
 
 def build(seed: int = 0, **options) -> ViT:
     """A small encoder in which no weight is zero or one."""
-    torch.manual_seed(seed)
-    return tiny.shaken(vit_options.ViT(**SMALL | options).build()).eval()
+    return tiny.vit(seed=seed, by=0.1, **SMALL | options).eval()
 
 
 def resized(kind: type, old: tuple[int, int], new: tuple[int, int], how: str, special: int = 1, width: int = 12):

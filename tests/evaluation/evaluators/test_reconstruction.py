@@ -16,7 +16,6 @@ from ssvit.evaluation.evaluators.options import HeldOut
 from ssvit.evaluation.evaluators.prediction import Prediction
 from ssvit.evaluation.evaluators.reconstruction import nearest_uncorrupted
 from ssvit.figures.display import PLAIN
-from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import latent_options, mae_options, masked_patch_options
 from ssvit.objectives.latent import Latent
@@ -36,9 +35,8 @@ def smooth_images(count: int = 40, channels: int = 3) -> torch.Tensor:
 
 
 def encoder(channels: int = 3, **options) -> ViT:
-    torch.manual_seed(0)
     shape = {"image_size": SIZE, "patch_size": 4, "width": 24, "depth": 2, "heads": 2, "channels": channels}
-    return vit_options.ViT(**shape | options).build()
+    return tiny.vit(**shape | options)
 
 
 def masked_patch(target=None, masking=None, channels: int = 3) -> MaskedPatch:
