@@ -82,6 +82,11 @@ def pictures(count: int = 24, side: int = 16) -> torch.Tensor:
     return (torch.nn.functional.interpolate(corners, size=side, mode="bilinear") * 255).to(torch.uint8)
 
 
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Normally distributed numbers."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
 def labelled() -> Memory:
     """The pictures in memory, of three classes, with masks of these classes."""
     return Memory(pictures(), torch.arange(24) % 3, CLASSES, masks=masks(), mask_classes=CLASSES)

@@ -6,6 +6,7 @@ import sys
 from importlib.metadata import version
 
 import pytest
+import tiny
 import torch
 from command import LIMIT
 from ranks import results
@@ -23,10 +24,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def cosines(queries: torch.Tensor, train: torch.Tensor) -> torch.Tensor:
@@ -58,28 +55,28 @@ def same(found: Neighbours, expected: Neighbours) -> bool:
 
 
 def clustered(count: int, d: int, *, centres: int, spread: float, seed: int) -> torch.Tensor:
-    centre = normal(centres, d)[torch.arange(count) % centres]
-    return centre + spread * normal(count, d, seed=seed)
+    centre = tiny.noise(centres, d)[torch.arange(count) % centres]
+    return centre + spread * tiny.noise(count, d, seed=seed)
 
 
 CASES = {
-    "normal": lambda d: (normal(70, d), normal(3001, d, seed=1)),
+    "normal": lambda d: (tiny.noise(70, d), tiny.noise(3001, d, seed=1)),
     # All cosines near 1, as of an encoder whose features share a large mean.
-    "near one direction": lambda d: (20 + normal(70, d), 20 + normal(3001, d, seed=1)),
-    "tiny and huge": lambda d: (1e-30 * normal(70, d), 1e30 * normal(3001, d, seed=1)),
+    "near one direction": lambda d: (20 + tiny.noise(70, d), 20 + tiny.noise(3001, d, seed=1)),
+    "tiny and huge": lambda d: (1e-30 * tiny.noise(70, d), 1e30 * tiny.noise(3001, d, seed=1)),
     "tight clusters": lambda d: (
         clustered(70, d, centres=3, spread=1e-4, seed=1),
         clustered(3001, d, centres=3, spread=1e-4, seed=2),
     ),
-    "copies": lambda d: (normal(70, d), normal(40, d, seed=1).repeat(75, 1)),
+    "copies": lambda d: (tiny.noise(70, d), tiny.noise(40, d, seed=1).repeat(75, 1)),
     "all the same": lambda d: (torch.ones(70, d), torch.ones(3001, d)),
     "zeros among them": lambda d: (
-        normal(70, d) * (torch.arange(70) % 3 > 0)[:, None],
-        normal(3001, d, seed=1) * (torch.arange(3001) % 3 > 0)[:, None],
+        tiny.noise(70, d) * (torch.arange(70) % 3 > 0)[:, None],
+        tiny.noise(3001, d, seed=1) * (torch.arange(3001) % 3 > 0)[:, None],
     ),
     "one far from the rest": lambda d: (
-        normal(70, d),
-        torch.cat((3 + 0.1 * normal(3000, d, seed=1), -torch.ones(1, d))),
+        tiny.noise(70, d),
+        torch.cat((3 + 0.1 * tiny.noise(3000, d, seed=1), -torch.ones(1, d))),
     ),
 }
 
@@ -94,13 +91,13 @@ def test_finds_what_brute_force_finds(case, d):
 @pytest.mark.parametrize("n", [1, 2, 33, 320, 321])
 @pytest.mark.parametrize("m", [1, 2, 31, 257])
 def test_finds_it_for_any_number_of_queries_images_and_neighbours(m, n):
-    queries, train = normal(m, 9), normal(n, 9, seed=1)
+    queries, train = tiny.noise(m, 9), tiny.noise(n, 9, seed=1)
     for k in {1, min(10, n), n}:
         assert_nearest(search(queries, train, k), queries, train, k)
 
 
 def test_no_layout_type_number_of_threads_or_other_query_changes_the_answer():
-    queries, train = normal(64, 50), normal(3000, 50, seed=1)
+    queries, train = tiny.noise(64, 50), tiny.noise(3000, 50, seed=1)
     expected = search(queries, train, 10)
     assert same(search(queries.T.contiguous().T, train.repeat(1, 2)[:, :50], 10), expected)
     assert same(search(queries.double(), train, 10), expected)
@@ -111,7 +108,7 @@ def test_no_layout_type_number_of_threads_or_other_query_changes_the_answer():
 
 @pytest.mark.parametrize("n", [6, 2000])
 def test_leaves_the_query_itself_out_but_not_its_copies(n):
-    train = normal(n, 8)
+    train = tiny.noise(n, 8)
     train[3] = train[0]
     for own in (torch.arange(n), torch.arange(n).where(torch.arange(n) % 2 == 0, -1)):
         found = search(train, train, 5, excluded=own)
@@ -121,16 +118,16 @@ def test_leaves_the_query_itself_out_but_not_its_copies(n):
 
 
 def test_no_queries_have_no_neighbours():
-    found = search(normal(0, 8), normal(10, 8), 3)
+    found = search(tiny.noise(0, 8), tiny.noise(10, 8), 3)
     assert found.similarities.shape == found.indices.shape == (0, 3)
 
 
 @pytest.mark.parametrize(
     ("queries", "train", "k", "own", "message"),
     [
-        (normal(2, 4), normal(9, 4), 10, None, r"k=10: .*\b9\b"),
-        (normal(2, 4), normal(9, 4), 9, torch.tensor([0, 1]), r"k=9: .*\b8\b"),
-        (normal(2, 4), normal(9, 4) / torch.zeros(9, 1), 1, None, r"\btraining image 0\b"),
+        (tiny.noise(2, 4), tiny.noise(9, 4), 10, None, r"k=10: .*\b9\b"),
+        (tiny.noise(2, 4), tiny.noise(9, 4), 9, torch.tensor([0, 1]), r"k=9: .*\b8\b"),
+        (tiny.noise(2, 4), tiny.noise(9, 4) / torch.zeros(9, 1), 1, None, r"\btraining image 0\b"),
     ],
 )
 def test_says_in_a_line_what_cannot_be(queries, train, k, own, message):
@@ -141,7 +138,7 @@ def test_says_in_a_line_what_cannot_be(queries, train, k, own, message):
 
 def answers() -> list:
     """The results of searches, of which one process of several has a part."""
-    queries, train = normal(100, 64), normal(4000, 64)
+    queries, train = tiny.noise(100, 64), tiny.noise(4000, 64)
     train[1000:2000] = train[:1000]  # ties
     found = [search(queries, train, 10), search(queries, train, 10, excluded=torch.arange(100))]
     found.append(search(queries[:2], train, 10))
@@ -158,7 +155,7 @@ def test_processes_together_find_what_one_does(tmp_path, world):
 
 def test_a_graph_finds_more_neighbours_than_the_candidates_that_it_keeps():
     """Features with a large common mean are difficult: k candidates would yield fewer than k neighbours."""
-    vectors = torch.nn.functional.normalize(20 + normal(2000, 32), dim=1)
+    vectors = torch.nn.functional.normalize(20 + tiny.noise(2000, 32), dim=1)
     index = HNSW(links=4, ef_construction=10, ef_search=1).build(vectors=vectors)
     assert (nearest(index, vectors[:200], 200).indices >= 0).all()
 

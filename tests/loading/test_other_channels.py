@@ -34,14 +34,14 @@ SHORT = ("recipe.warmup=1", "recipe.precision=32-true", "recipe.batch_size=8", "
 
 @pytest.mark.parametrize("count", range(1, 17))
 def test_repeated_channels_are_those_of_timm(count):
-    weight = torch.randn(D, 3, P, Q, dtype=torch.float32, generator=torch.Generator().manual_seed(0))
+    weight = tiny.noise(D, 3, P, Q)
     expected = adapt_input_conv(count, weight).flatten(1)
     torch.testing.assert_close(adapted(weight.flatten(1), 3, count, "repeat"), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("channels", "count"), [(3, 1), (3, 4), (3, 16), (4, 3), (1, 3), (5, 2)])
 def test_every_channel_gets_the_scaled_mean(channels, count):
-    weight = torch.randn(D, channels, P, Q, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weight = tiny.noise(D, channels, P, Q).double()
     converted = adapted(weight.flatten(1), channels, count, "mean").view(D, count, P, Q)
     for d, c, y, x in numpy.ndindex(D, count, P, Q):
         mean = sum(float(weight[d, other, y, x]) for other in range(channels)) / channels

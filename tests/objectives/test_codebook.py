@@ -95,8 +95,8 @@ def test_components_without_variance_are_not_stretched():
 
 
 def test_k_means_finds_clusters_that_lie_apart_and_the_same_ones_again():
-    centers = torch.randn(5, 6, generator=torch.Generator().manual_seed(0)) * 20
-    near = torch.randn(5, 50, 6, generator=torch.Generator().manual_seed(1))
+    centers = tiny.noise(5, 6) * 20
+    near = tiny.noise(5, 50, 6, seed=1)
     vectors = (centers[:, None] + near).flatten(0, 1)[torch.randperm(250, generator=torch.Generator().manual_seed(2))]
     state = torch.random.get_rng_state()
     found = k_means(vectors, 5)

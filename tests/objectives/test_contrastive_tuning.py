@@ -11,7 +11,7 @@ from command import TINY, error_of
 from lightly.loss import NTXentLoss
 from lightly.models.modules import NNMemoryBankModule
 from runs import final
-from test_simclr import batch, random
+from test_simclr import batch
 from torchvision.ops import MLP
 
 from ssvit.checkpoints import storage
@@ -32,7 +32,7 @@ def values(gradient: float = 1.0) -> dict[str, torch.Tensor]:
 
 def test_the_loss_is_that_of_a_plain_loop_and_made_of_lightlys():
     objective = tiny.contrastive_tuning(temperature=0.15).double()
-    projections = random(10, 8).requires_grad_()
+    projections = tiny.noise(10, 8).double().requires_grad_()
     losses = objective.losses(projections)
     predictions = unit(objective.predictor(projections)).tolist()
     queue = objective.queue.tolist()
@@ -68,7 +68,8 @@ def test_the_projector_is_torchvisions_with_the_same_names_of_weights():
 
 def test_gradients_equal_differences_and_layers_have_their_learning_rates():
     objective = tiny.contrastive_tuning()
-    assert torch.autograd.gradcheck(tiny.contrastive_tuning().double().losses, random(4, 8).requires_grad_())
+    projections = tiny.noise(4, 8).double().requires_grad_()
+    assert torch.autograd.gradcheck(tiny.contrastive_tuning().double().losses, projections)
     groups = objective.parameter_groups(weight_decay=0.05, layer_decay=0.5)
     shares = {id(weight): group["share"] for group in groups for weight in group["params"]}
     named = dict(objective.named_parameters())

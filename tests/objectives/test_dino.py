@@ -17,7 +17,7 @@ from ssvit.objectives.schedule import Progress, Schedule
 
 def random_logits(views: int, seed: int, dtype=torch.float64) -> torch.Tensor:
     """(views, 3 images, 11 prototypes)."""
-    return torch.randn(views, 3, 11, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return tiny.noise(views, 3, 11, seed=seed).double().to(dtype)
 
 
 def values() -> dict[str, torch.Tensor]:

@@ -21,15 +21,11 @@ def masks() -> Masks:
     return tiny.ibot().sample(torch.arange(4), seed=0)
 
 
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def test_the_loss_is_lightlys_two():
     objective, noise, given = tiny.ibot().double(), masks(), batch()
     teacher, encoder, head = objective.teacher.module, objective.encoder, objective.head
     tiny.shaken(objective.teacher)
-    objective.center, objective.patch_center = normal(24) * 0.1, normal(24, seed=1) * 0.1
+    objective.center, objective.patch_center = tiny.noise(24).double() * 0.1, tiny.noise(24, seed=1).double() * 0.1
     result = objective(given, noise, values())
     targets, predictions, patches, patch_losses = [], [], [], []
     for view, images in enumerate(given.views["global"].unbind(1)):

@@ -15,17 +15,13 @@ from ssvit.objectives.base import Objective
 from ssvit.objectives.contrastive import similarities, unit
 
 
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def batch() -> Batch:
     return tiny.views(tiny.simclr())
 
 
 def test_the_loss_is_lightlys_and_that_of_a_plain_double_loop():
     objective = tiny.simclr()
-    projections = random(10, 8).requires_grad_()
+    projections = tiny.noise(10, 8).double().requires_grad_()
     losses = objective.losses(projections)
     (gradient,) = torch.autograd.grad(losses.mean(), projections)
     theirs = NTXentLoss(temperature=0.2)(*projections.split(5))
@@ -49,7 +45,7 @@ def test_the_head_is_lightlys_with_the_same_names_of_weights():
 
 
 def test_gradients_equal_differences():
-    assert torch.autograd.gradcheck(tiny.simclr().losses, random(6, 3).requires_grad_())
+    assert torch.autograd.gradcheck(tiny.simclr().losses, tiny.noise(6, 3).double().requires_grad_())
 
 
 def test_only_kept_patches_are_encoded():
@@ -68,7 +64,7 @@ def test_only_kept_patches_are_encoded():
 
 def test_cosines_are_in_float32_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
-        logits, _ = similarities(unit(random(8, 4).float()), unit(random(8, 4).float()), 0, 0.2)
+        logits, _ = similarities(unit(tiny.noise(8, 4)), unit(tiny.noise(8, 4)), 0, 0.2)
     assert logits.dtype == torch.float32
     assert not logits.equal(logits.bfloat16().float())
 

@@ -12,11 +12,6 @@ from test_evaluator_contract import build
 from ssvit.evaluation.evaluators import collapse, contrast
 from ssvit.evaluation.evaluators.held_out import spread_of
 
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 small = partial(build, images=20, batch_size=8)
 
 
@@ -55,7 +50,7 @@ def by_loops(teacher: torch.Tensor, student: torch.Tensor, features: torch.Tenso
 @torch.no_grad()
 def test_metrics_of_self_distillation_equal_loops():
     objective = tiny.dino().double().eval()
-    objective.center += normal(24, seed=3) * 0.02
+    objective.center += tiny.noise(24, seed=3) * 0.02
     evaluator = small("collapse")
     images, _ = read(evaluator)
     features = objective.backbone().represent(images)
@@ -67,7 +62,7 @@ def test_metrics_of_self_distillation_equal_loops():
 @torch.no_grad()
 def test_metrics_of_masked_patches_equal_loops():
     objective = tiny.ibot().double().eval()
-    objective.patch_center += normal(24) * 0.02
+    objective.patch_center += tiny.noise(24) * 0.02
     objective.mask_token += 0.3
     evaluator = small("patch_collapse")
     teacher, student, features = [], [], []
@@ -121,7 +116,7 @@ def test_the_loss_of_contrastive_tuning_is_that_of_the_objective():
     assert metrics["loss"] == pytest.approx(objective.losses(objective.project(views)).mean().item())
 
 
-DIFFERENT = F.normalize(normal(64, 16))
+DIFFERENT = F.normalize(tiny.noise(64, 16).double())
 ALIKE = F.normalize(torch.ones(64, 16) + 0.01 * DIFFERENT)
 
 
@@ -143,7 +138,7 @@ def test_each_kind_of_collapse_of_self_distillation_is_detected(probabilities, f
     assert -1e-9 <= metrics["information"] <= metrics["information_at_most"] + 1e-9
 
 
-PAIRS, STRANGERS = DIFFERENT[:40].repeat(2, 1), F.normalize(normal(80, 16, seed=1))
+PAIRS, STRANGERS = DIFFERENT[:40].repeat(2, 1), F.normalize(tiny.noise(80, 16, seed=1).double())
 
 
 @pytest.mark.parametrize(

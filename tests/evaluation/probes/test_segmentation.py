@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny
 import torch
 import torch.nn.functional as F
 from command import TINY
@@ -30,20 +31,16 @@ K, GRID, SIZE = 4, (3, 2), (12, 8)
 FEW = {"train_images": 20, "test_images": 20, "l2s": [0.1, 1e-3]}
 
 
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def random_masks(count: int, seed: int) -> torch.Tensor:
     """Return blobs of the first classes; some of their pixels are ignored."""
-    blobs = random(count, K, *GRID, seed=seed)
+    blobs = tiny.noise(count, K, *GRID, seed=seed)
     masks = F.interpolate(blobs, size=SIZE, mode="bilinear").argmax(1).to(torch.uint8)
-    return masks.masked_fill(random(count, *SIZE, seed=seed + 1) > 1, 255)
+    return masks.masked_fill(tiny.noise(count, *SIZE, seed=seed + 1) > 1, 255)
 
 
 def features(count: int, seed: int, noise: float = 0.8) -> Features:
     masks = random_masks(count, seed)
-    values = F.pad(class_shares(masks, GRID, K), (0, 3)) + noise * random(count, *GRID, K + 3, seed=seed + 2)
+    values = F.pad(class_shares(masks, GRID, K), (0, 3)) + noise * tiny.noise(count, *GRID, K + 3, seed=seed + 2)
     return Features(values, None, (), masks)
 
 
@@ -88,7 +85,7 @@ def test_shares_and_labels_are_those_of_loops():
     assert class_shares(masks, GRID, K)[0, 0, 0].sum() == 0
     for grid in (GRID, (5, 3)):
         torch.testing.assert_close(class_shares(masks, grid, K).double(), plain_shares(masks, grid))
-    scores = random(3, *GRID, K)
+    scores = tiny.noise(3, *GRID, K)
     assert torch.equal(label(scores, SIZE), plain_label(scores))
 
 
@@ -150,7 +147,7 @@ def test_pixels_that_do_not_count_change_nothing():
 def test_images_without_labelled_pixels_change_nothing(seed):
     train, test = features(20, 60), features(8, 70)
     masks = torch.cat([train.masks, torch.full((40, *SIZE), 255, dtype=torch.uint8)])
-    sparse = Features(torch.cat([train.values, random(40, *train.values.shape[1:])]), None, (), masks)
+    sparse = Features(torch.cat([train.values, tiny.noise(40, *train.values.shape[1:])]), None, (), masks)
     alone, together = (Segmentation(**FEW, seed=seed).build()(part, test) for part in (train, sparse))
     assert together.numbers == alone.numbers
     sparse.masks[1:] = 255
