@@ -270,11 +270,6 @@ def shaken(module: Module, by: float = 0.1) -> Module:
     return module
 
 
-def loaded(path: Path, **options) -> torch.nn.Module:
-    """The encoder of a checkpoint or of a file."""
-    return load_encoder(LoadEncoder(path=path, **options))
-
-
 def trained(module: torch.nn.Module) -> set[str]:
     """The names of the weights that are trained."""
     return {name for name, parameter in module.named_parameters() if parameter.requires_grad}
@@ -285,6 +280,11 @@ def vit(*, seed: int = 0, by: float = 0.0, **options) -> ViT:
     torch.manual_seed(seed)
     model = vit_options.ViT(**options).build()
     return shaken(model, by) if by else model
+
+
+def loaded(path: Path, **options) -> torch.nn.Module:
+    """The encoder of a checkpoint or of a file."""
+    return load_encoder(LoadEncoder(path=path, **options))
 
 
 def classifier(path: Path, **options) -> Classify:

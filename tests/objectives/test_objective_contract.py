@@ -88,9 +88,9 @@ REPEATED = ("masked_patch", "masked_patch_decoder", "simmim", "codebook", "mae_w
 MOSTLY = pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[pytest.mark.slow] * (case in REPEATED)) for case in CASES]
 )
-SAMPLING = ("masked_patch", "masked_patch_decoder", "simmim", "mae", "ibot", "latent", "simclr")
 # Cases that use the class tokens in different ways.
 SEVERAL_TOKENS = ("masked_patch", "mae", "latent", "ibot", "simclr", "distill", "classify", "segment")
+SAMPLING = ("masked_patch", "masked_patch_decoder", "simmim", "mae", "ibot", "latent", "simclr")
 
 
 def build(case: str, dropout: float = 0.0, seed: int = 0, depth: float = 0.0) -> Objective:
@@ -136,10 +136,6 @@ def part(given: Batch, rows_: slice | torch.Tensor) -> Batch:
 def run(objective, given: Batch, step: int = 6) -> dict[str, torch.Tensor]:
     noise = objective.sample(given.slots, seed=given.seed)
     return objective(given, noise, tiny.scheduled(objective, step))
-
-
-def trained(objective: Objective) -> set[str]:
-    return {name for name, parameter in objective.named_parameters() if parameter.requires_grad}
 
 
 def unchanged(objective: Objective, before: dict[str, torch.Tensor]) -> bool:
@@ -200,7 +196,7 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(case, tmp_path):
     saved = states(tmp_path / "whole")
     assert unchanged(objective, saved["model"])
     assert saved["model"].keys() == objective.state_dict().keys() == saved["ema"].keys()
-    assert {name.rpartition("/")[0] for name in saved["optimizer"]} == trained(objective)
+    assert {name.rpartition("/")[0] for name in saved["optimizer"]} == tiny.trained(objective)
     frozen = {name for name, parameter in objective.named_parameters() if not parameter.requires_grad}
     for name in frozen if not hasattr(objective.measured(), "teacher") else ():
         assert saved["model"][name].equal(start[name]), name
@@ -244,14 +240,14 @@ def test_gradients_reach_all_that_is_trained_and_are_those_of_float64(case, toke
         loss.backward()
     reached = {name for name, one in objective.named_parameters() if one.grad is not None and one.grad.abs().max() > 0}
     # The positions of the class token alone, where patches are pooled, and its query in the last layer have none.
-    assert reached == trained(objective)
+    assert reached == tiny.trained(objective)
     for (name, one), exact in zip(objective.named_parameters(), double.parameters(), strict=True):
         if one.grad is not None:
             torch.testing.assert_close(one.grad.double(), exact.grad, rtol=5e-3, atol=5e-4, msg=name)
     groups = objective.parameter_groups(weight_decay=0.1, layer_decay=0.5)
     named_ = {id(parameter): name for name, parameter in objective.named_parameters()}
     found = {named_[id(one)]: group["decays"] for group in groups for one in group["params"]}
-    assert found.keys() == trained(objective)
+    assert found.keys() == tiny.trained(objective)
     assert sum(len(group["params"]) for group in groups) == len(found)
     free = ("token", "positions", "relative")
     for name, decays in found.items():
@@ -303,7 +299,7 @@ def test_forward_and_a_step_that_is_not_applied_change_nothing(case):
         objective.after_step(bad, tiny.scheduled(objective), torch.tensor(False))
         assert unchanged(objective, before)
         objective.after_step(outputs, tiny.scheduled(objective), torch.tensor(True))
-    weights = trained(objective)
+    weights = tiny.trained(objective)
     assert all(value.equal(before[name]) for name, value in objective.state_dict().items() if name in weights)
 
 

@@ -7,7 +7,6 @@ import tiny
 import torch
 import torch.nn.functional as F
 from runs import states
-from torch import nn
 
 from ssvit.data.batch import Batch
 from ssvit.loading import encoder as loading
@@ -17,10 +16,6 @@ LORA = {"trained": "head", "lora": {"rank": 2, "alpha": 3.0}}
 LABELS = torch.arange(6) % 3
 HEAD = {"head.weight", "head.bias"}
 KINDS = {"head": {"trained": "head"}, "layer": {"trained": 1}, "lora": LORA}
-
-
-def trained(model: nn.Module) -> set[str]:
-    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def images(count: int = 6) -> torch.Tensor:
@@ -38,7 +33,7 @@ def test_the_parts_that_are_trained():
         2: HEAD | norm | blocks,
     }
     for option, names in expected.items():
-        assert trained(tiny.classify() if option is None else tiny.classify(trained=option)) == names
+        assert tiny.trained(tiny.classify() if option is None else tiny.classify(trained=option)) == names
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,6 +15,7 @@ import tiny
 import torch
 from PIL import Image
 from ranks import own_rank, results, start
+from runs import final
 
 from ssvit.data.augment.options import CenterCrop
 from ssvit.data.sources.files import Files
@@ -58,10 +59,6 @@ def rows(folder: Path, evaluator: str = "probe") -> dict[int, dict]:
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     own = {row["step"]: {key: row[key] for key in row if key.startswith(f"{evaluator}/")} for row in found}
     return {step: row for step, row in own.items() if row}
-
-
-def sums(folder: Path) -> dict[str, str]:
-    return json.loads((max(folder.glob("step_*")) / "manifest.json").read_text())["sha256"]
 
 
 class Recorder(Probe):
@@ -158,7 +155,7 @@ def test_training_does_not_notice_and_a_run_goes_on_with_its_history(tmp_path, c
 
     tiny.train(tmp_path / "without", dropout=0.2)
     tiny.train(tmp_path / "with", dropout=0.2, evaluators={"probe": probing(), "other": Other()})
-    assert sums(tmp_path / "with") == sums(tmp_path / "without")
+    assert final(tmp_path / "with") == final(tmp_path / "without")
     assert list(rows(tmp_path / "with")) == [0, 4, 8, 12]
     assert list(rows(tmp_path / "with", "other")) == [0, 6, 12]
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("probe: ")]
@@ -169,7 +166,7 @@ def test_training_does_not_notice_and_a_run_goes_on_with_its_history(tmp_path, c
     with pytest.raises(tiny.Interrupted):
         tiny.train(tmp_path / "broken", dropout=0.2, evaluators={"probe": probing()}, objective=objective)
     tiny.train(tmp_path / "broken", dropout=0.2, evaluators={"probe": probing()})
-    assert sums(tmp_path / "broken") == sums(tmp_path / "without")
+    assert final(tmp_path / "broken") == final(tmp_path / "without")
     assert rows(tmp_path / "broken") == rows(tmp_path / "with")
     assert told == [line for line in capsys.readouterr().out.splitlines() if line.startswith("probe: ")]
     assert len(told) == 2
@@ -251,7 +248,7 @@ def test_a_signal_interrupts_an_evaluation_of_two_processes_which_end_together(t
     assert list(rows(broken)) == [0]
     assert max(path.name for path in broken.glob("step_*")) == "step_00000004"
     assert start(evaluate_together, 2, broken, strategy, {}) == [0, 0]
-    assert sums(broken) == sums(tmp_path / "whole")
+    assert final(broken) == final(tmp_path / "whole")
     assert rows(broken) == rows(tmp_path / "whole")
 
 
@@ -274,7 +271,7 @@ def test_a_signal_interrupts_an_evaluation_which_is_repeated_after_the_restart(t
     assert max((path.name for path in broken.glob("step_*")), default="") == (f"step_{step:08d}" if step else "")
     assert step == 0 or step not in rows(broken)
     assert train(broken)[0] is True
-    assert sums(broken) == sums(tmp_path / "whole")
+    assert final(broken) == final(tmp_path / "whole")
     assert rows(broken) == rows(tmp_path / "whole")
     assert not list(broken.glob("aside*"))
     assert train(broken)[0] is False
