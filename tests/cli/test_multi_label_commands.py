@@ -5,12 +5,6 @@ import json
 
 import torch
 from PIL import Image
-from torch import Tensor
-
-
-def marks(count: int, seed: int = 0, share: float = 0.35) -> Tensor:
-    """(count, 4) bool."""
-    return torch.rand(count, 4, generator=torch.Generator().manual_seed(seed)) < share
 
 
 def test_the_commands_train_measure_and_predict(tmp_path, tool, monkeypatch):
@@ -20,7 +14,8 @@ def test_the_commands_train_measure_and_predict(tmp_path, tool, monkeypatch):
         rows = csv.writer(file)
         rows.writerow(["path", "label"])
         for i in range(80):
-            own = [name for name, present in zip("rgb", marks(1, i, 0.5)[0].tolist(), strict=False) if present]
+            present = torch.rand(3, generator=torch.Generator().manual_seed(i)) < 0.5
+            own = [name for name, is_present in zip("rgb", present, strict=True) if is_present]
             pixels = torch.randint(40, (16, 16, 3), generator=generator)
             for name in own:
                 pixels["rgb".index(name) * 5 :][:5, :, "rgb".index(name)] += 200
