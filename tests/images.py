@@ -41,6 +41,13 @@ def put(path: Path, body: bytes = b"") -> Path:
     return path
 
 
+def put_set(folder: Path, count: int, size: tuple[int, int] | None = None, parts: tuple[str, ...] = ("",)) -> None:
+    """Write pictures of two classes, a and b, in the folders of each part in turn: PART/CLASS/NUMBER.png."""
+    for number in range(count):
+        turn, part = divmod(number, len(parts))
+        put(folder / parts[part] / "ab"[turn % 2] / f"{number:02}.png", picture(number, size=size))
+
+
 def put_tar(path: Path, members: Mapping[str, bytes]) -> Path:
     """Write a tar file with members, by name."""
     path.parent.mkdir(parents=True, exist_ok=True)

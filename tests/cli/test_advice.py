@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command import TINY
 from composing import untrained
-from images import picture, put
+from images import put_set
 
 from ssvit import advice
 from ssvit.cli import find_command
@@ -25,8 +25,7 @@ PROBES = ["probes=[knn]", "probes.knn.k=[1]", "duplicates=false", "figures=none"
 def called(tmp_path, monkeypatch, capsys):
     """A function that calls a command, and returns its last line but one and the next command."""
     monkeypatch.chdir(tmp_path)
-    for number in range(24):
-        put(Path("my set", "ab"[number % 2], f"{number}.png"), picture(number, size=(16, 16)))
+    put_set(Path("my set"), 24, (16, 16))
 
     def call(name, *options):
         capsys.readouterr()
@@ -109,7 +108,7 @@ def test_the_command_after_patches_reads_patches(called):
     untrained(Path("outputs/run"), "data=my set", *SMALL)
     _, name, options = called("retrieve", "action=index", "store=store", "features.pooling=patches", "my set")
     assert (name, "anomaly=store" in options) == ("embed", True)
-    _, name, options = called("retrieve", "action=query", "store=store", "patch=0,0", "k=3", "my set/a/0.png")
+    _, name, options = called("retrieve", "action=query", "store=store", "patch=0,0", "k=3", "my set/a/00.png")
     assert (name, "anomaly=store" in options) == ("embed", True)
 
 

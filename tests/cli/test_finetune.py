@@ -14,7 +14,7 @@ import torch
 import yaml
 from command import TINY, one_line
 from composing import composed
-from images import picture, put
+from images import put_set
 from PIL import Image
 from ranks import start
 from runs import final, kill_after, rows, states
@@ -165,9 +165,7 @@ def test_with_few_labels_it_is_compared_with_frozen_features_without_test_images
 
 
 def test_with_few_labels_and_validation_images_there_is_no_second_run(outputs, tool, tmp_path):
-    for number in range(48):
-        part = ("train", "val", "test")[number % 3]
-        put(tmp_path / "images" / part / "ab"[number // 3 % 2] / f"{number}.png", picture(number, size=(32, 32)))
+    put_set(tmp_path / "images", 48, (32, 32), ("train", "val", "test"))
     done = tool("finetune", *SHORT, f"data={tmp_path}/images", "data.image_size=16", "check_frozen=true", "name=three")
     assert not (outputs / "three" / "half").exists()
     line = next(line for line in done.stdout.splitlines() if line.startswith("few labels"))

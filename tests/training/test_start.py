@@ -9,7 +9,7 @@ import torch
 import yaml
 from command import TINY, error_of, one_line
 from composing import composed
-from images import picture, put
+from images import picture, put, put_set
 from peers import HEADS, of_timm, timm_plain
 from runs import final, kill_after, states
 from safetensors.torch import save_file
@@ -197,9 +197,7 @@ def test_a_continuation_is_compared_with_its_start_and_merged(outputs, tool, tmp
 
 
 def test_existing_weights_are_compared_with_the_newest_runs_on_the_same_images(tmp_path):
-    for number in range(60):
-        part, name = ("train", "test")[number % 2], "ab"[number % 3 == 0]
-        put(tmp_path / "images" / part / name / f"{number}.png", picture(number))
+    put_set(tmp_path / "images", 60, parts=("train", "test"))
     peer = timm_plain(tmp_path)
     images = ("data=folder", f"data.root={tmp_path / 'images'}", f"outputs={tmp_path}")
     start = (f"checkpoint={peer.path}", f"encoder.heads={HEADS}", f"encoder.trained_size={list(peer.size)}")
