@@ -23,6 +23,11 @@ TINY = (
 )  # fmt: skip
 
 
+def tiny_options(*without: str) -> list[str]:
+    """Return TINY without the options that start with one of these words."""
+    return [option for option in TINY if not option.startswith(without)]
+
+
 def one_line(done) -> str:
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command import TINY
+from command import tiny_options
 from composing import untrained
 from images import put_set
 
@@ -16,7 +16,7 @@ from ssvit.cli import find_command
 from ssvit.evaluation.measured import FOLDER
 from ssvit.loading.finding import runs_on
 
-SMALL = [option for option in TINY if not option.startswith(("data", "target"))]
+SMALL = tiny_options("data", "target")
 RUN = [option for option in SMALL if option.startswith(("recipe", "figures"))]
 PROBES = ["probes=[knn]", "probes.knn.k=[1]", "duplicates=false", "figures=none"]
 

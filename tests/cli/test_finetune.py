@@ -12,7 +12,7 @@ import pytest
 import tiny
 import torch
 import yaml
-from command import TINY, one_line
+from command import one_line, tiny_options
 from composing import composed
 from images import put_set
 from PIL import Image
@@ -195,7 +195,7 @@ def test_random_weights_are_trained_for_the_time_of_both_stages(outputs, tool):
 
 
 def test_on_the_rendered_shapes_it_compares_with_random_weights(tool, tmp_path):
-    tool("pretrain", *(option for option in TINY if not option.startswith("data.images=")), "probes=[]")
+    tool("pretrain", *tiny_options("data.images="), "probes=[]")
     short = [
         *SHORT,
         "subset.images=20",
@@ -284,7 +284,7 @@ def test_choices_are_on_the_validation_folder_and_the_figure_is_on_the_test_fold
 def test_supervised_pretraining_is_fine_tuned_like_any_other(tool, tmp_path):
     tool(
         "pretrain",
-        *(option for option in TINY if "target" not in option),
+        *tiny_options("target"),
         "objective=supervised",
         "subset.part=[0,0.5]",
     )
@@ -292,7 +292,7 @@ def test_supervised_pretraining_is_fine_tuned_like_any_other(tool, tmp_path):
     assert "supervised_shapes" in done.stdout.splitlines()[0]
     assert "not loaded: head" in done.stdout
     teacher = tmp_path / "outputs" / "supervised_shapes"
-    done = tool("pretrain", *(option for option in TINY if "target" not in option), "objective=supervised",
+    done = tool("pretrain", *tiny_options("target"), "objective=supervised",
                 "distillation=deit", f"teacher={teacher / 'step_00000006'}", "name=student")  # fmt: skip
     student = manifest.read_manifest(tmp_path / "outputs" / "student" / "step_00000006")
     assert student["encoder"]["distillation_token"] is True

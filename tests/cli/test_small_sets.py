@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import TINY
+from command import TINY, tiny_options
 from composing import composed, untrained
 from images import picture, put, put_grey
 
@@ -48,8 +48,9 @@ def test_a_typed_batch_size_is_not_changed(tmp_path):
 
 def test_a_batch_of_more_images_than_the_set_is_named_as_typed(tmp_path, call):
     """One of the 8 images is held out."""
+    images = ("data=folder", photos(tmp_path / "photos", 8), "data.image_size=16")
     with pytest.raises(UserError, match=r"^recipe\.batch_size=8: "):
-        call("pretrain", *TINY[3:], "data=folder", photos(tmp_path / "photos", 8), "recipe.batch_size=8")
+        call("pretrain", *tiny_options("data"), *images, "recipe.batch_size=8")
 
 
 def test_images_of_a_single_class_are_one_line(tmp_path, call):

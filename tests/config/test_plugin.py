@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import TINY, one_line
+from command import one_line, tiny_options
 from runs import kill_after
 
 from ssvit.checkpoints import storage
@@ -15,7 +15,7 @@ from ssvit.checkpoints import storage
 ROOT = Path(__file__).resolve().parents[2]
 OWN = ("--plugin", "mine")
 FILES = ("--config-dir", "configs")
-SIZES = tuple(option for option in TINY if not option.startswith("target."))  # those of any target
+SIZES = tiny_options("target.")  # those of any target
 METHOD = (*OWN, *SIZES, "objective=mine", "target=mine", "data=mine")
 MEASURED = (*METHOD, "evaluator=[spread]", "probes=[mine]")
 SHORT = ("recipe.steps=1", "recipe.batch_size=8", "recipe.warmup=0", "launch.accelerator=cpu", "check_frozen=false")

@@ -4,7 +4,7 @@ import peers
 import pytest
 import tiny
 import torch
-from command import TINY
+from command import TINY, tiny_options
 from exported import images
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -16,7 +16,7 @@ from ssvit.models.vit_options import ViT
 
 ROTARY = {"positions": "rotary", "registers": 3, "layer_scale": 0.3, "norm_epsilon": 1e-5}
 BOTH = {**ROTARY, "mlp": "swiglu"}
-SHORT = TINY[TINY.index("recipe.batch_size=8") :]
+SHORT = tiny_options("data", "encoder", "target")
 
 
 def test_products_of_turned_queries_and_keys_tell_offsets_alone():

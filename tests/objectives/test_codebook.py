@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from command import TINY, one_line
+from command import one_line, tiny_options
 from PIL import Image
 
 from ssvit.checkpoints import storage
@@ -190,7 +190,7 @@ def test_an_objective_without_a_fit_reads_no_images_before_the_first_step(tmp_pa
 
 @pytest.mark.slow
 def test_from_the_command_line_a_second_stage_clusters_the_features_of_the_first(tool, tmp_path):
-    run = [option for option in TINY if not option.startswith("target.")]
+    run = tiny_options("target.")
     run += ["target=codebook", "target.clusters=12", "target.images=40", "probes=[]"]
     assert "codebook: 12 clusters of 640 patches" in tool("pretrain", *run, "name=first").stdout
     stage = ["name=second", "target.checkpoint=outputs/first", "target.layer=1"]
@@ -207,7 +207,7 @@ def test_from_the_command_line_a_second_stage_clusters_the_features_of_the_first
     stage[1] = "target.checkpoint=outputs/gone"
     line = one_line(tool("pretrain", *run, *stage, "recipe.steps=4", status=2))
     assert line.startswith("ssvit: target.checkpoint=outputs/gone: ")
-    tuned = [option for option in TINY if option.startswith(("recipe", "launch", "figures"))]
+    tuned = tiny_options("data", "encoder", "target")
     assert "accuracy" in tool("finetune", *tuned, "checkpoint=outputs/second").stdout
     options = ("checkpoint=outputs/second", "probes=[knn]", "train_images=32", "figures=none")
     assert "knn" in tool("evaluate", *options).stdout.lower()

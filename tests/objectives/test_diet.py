@@ -5,7 +5,7 @@ import math
 import pytest
 import tiny
 import torch
-from command import TINY
+from command import tiny_options
 from runs import rows, states, train_in_processes
 
 from ssvit.data.augment.options import InceptionCrop
@@ -80,6 +80,6 @@ def test_an_encoder_of_timm_is_trained_as_a_whole():
 
 
 def test_the_number_of_classes_is_the_number_of_images_of_the_subset(tool, tmp_path):
-    run = [option for option in TINY if "target" not in option]
+    run = tiny_options("target")
     tool("pretrain", *run, "objective=diet", "subset.images=40", "name=run")
     assert states(tmp_path / "outputs" / "run")["model"]["head.weight"].shape == (40, 16)

@@ -10,8 +10,8 @@ import pytest
 import tiny
 import torch
 import torch.nn.functional as F
-from command import TINY
-from images import picture, put
+from command import tiny_options
+from images import picture, put, put_set
 from runs import final, kill_after, rows
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
@@ -169,7 +169,7 @@ def test_the_image_size_of_the_teacher_suits_the_images(tmp_path):
 @pytest.mark.parametrize("options", [("objective.mixup=true",), ("objective.cached=true", "objective.features=pooled")])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_killed_run_continues_to_the_same_bits(options, devices, tool, tmp_path):
-    run = [option for option in TINY if "target" not in option]
+    run = tiny_options("target")
     command = [*run, "objective=distill", f"teacher={tiny.TEACHER}", *options, f"launch.devices={devices}"]
     tool("pretrain", *command, "name=whole")
     kill_after(tmp_path, "step 5/", *command, "name=killed")
@@ -180,7 +180,7 @@ def test_a_killed_run_continues_to_the_same_bits(options, devices, tool, tmp_pat
 
 
 def test_a_teacher_of_other_weights_ends_the_continuation_of_a_run(outputs, tool):
-    run = [option for option in TINY if "target" not in option]
+    run = tiny_options("target")
     command = [*run, "objective=distill", "name=run", "recipe.steps=4", f"teacher={outputs / tiny.TEACHER.name}"]
     tool("pretrain", *command)
     shutil.rmtree(outputs / tiny.TEACHER.name / "step_00000006")  # leaves an older checkpoint
@@ -189,11 +189,9 @@ def test_a_teacher_of_other_weights_ends_the_continuation_of_a_run(outputs, tool
 
 
 def test_a_run_is_compared_with_its_teacher(outputs, tool, tmp_path):
-    for number in range(48):
-        part, name = ("train", "test")[number % 3 == 0], "ab"[number % 2]
-        put(tmp_path / "images" / part / name / f"{number}.png", picture(number, size=(16, 16)))
+    put_set(tmp_path / "images", 48, (16, 16), ("train", "test"))
     run = ["objective=distill", f"teacher={outputs / tiny.TEACHER.name}", f"data={tmp_path / 'images'}", "preset=null"]
-    size = [option for option in TINY if not option.startswith(("data=", "data.images", "data.held", "target"))]
+    size = tiny_options("data=", "data.images", "data.held", "target")
     tool("pretrain", *run, *size, "probes=[knn]", "name=run")
     report = json.loads((outputs / "run" / "evaluation" / "report.json").read_text())
     assert {one["encoder"] for one in report["standings"]} == {"run", tiny.TEACHER.name}
@@ -202,7 +200,7 @@ def test_a_run_is_compared_with_its_teacher(outputs, tool, tmp_path):
 @pytest.mark.parametrize(("limit", "images"), [(10, 20), (1000, 64 + 32)])
 def test_the_comparison_with_the_teacher_is_estimated_for_the_images_that_exist(tmp_path, monkeypatch, limit, images):
     monkeypatch.setattr(sessions, "timed", lambda *_, **__: (1.0, None))
-    size = [option for option in TINY if not option.startswith("target")]
+    size = tiny_options("target")
     limits = [f"probing.train_images={limit}", f"probing.test_images={limit}"]
     line = ["objective=distill", f"teacher={tiny.TEACHER}", f"outputs={tmp_path}", *size, *limits]
     command = find_command("pretrain")

@@ -8,7 +8,7 @@ import math
 import pytest
 import tiny
 import torch
-from command import TINY, error_of
+from command import error_of, tiny_options
 from PIL import Image
 from runs import final, rows, states, train_in_processes
 
@@ -554,7 +554,7 @@ SMALL = {
 
 
 def command(objective: str, *options: str) -> list[str]:
-    run = (option for option in TINY if "target" not in option)
+    run = tiny_options("target")
     return [*run, f"objective={objective}", *SMALL[objective], *options]
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import LIMIT, TINY
+from command import LIMIT, TINY, tiny_options
 from images import picture, put
 
 from ssvit.evaluation import evaluators
@@ -57,11 +57,11 @@ EVALUATE = (f"checkpoint={RUN}", "cache=null", "launch.accelerator=cpu")
 
 COMMANDS = {
     "pretrain": (*STEP, "pretrain", TINY),
-    "photographs": (*STEP, "pretrain", ("data=photographs", *TINY[3:])),
-    "muon": (*STEP, "pretrain", ("objective=mae", "recipe.optimizer=muon", *TINY[:7], *TINY[8:])),
-    "dino": (*STEP, "pretrain", ("objective=dino", *TINY[:7], *TINY[8:])),
-    "simclr": (*STEP, "pretrain", ("objective=simclr", *TINY[:7], *TINY[8:])),
-    "finetune": (*STEP, "finetune", (f"checkpoint={RUN}", *TINY[8:])),
+    "photographs": (*STEP, "pretrain", ("data=photographs", "data.image_size=16", *tiny_options("data"))),
+    "muon": (*STEP, "pretrain", ("objective=mae", "recipe.optimizer=muon", *tiny_options("target"))),
+    "dino": (*STEP, "pretrain", ("objective=dino", *tiny_options("target"))),
+    "simclr": (*STEP, "pretrain", ("objective=simclr", *tiny_options("target"))),
+    "finetune": (*STEP, "finetune", (f"checkpoint={RUN}", *tiny_options("data", "encoder", "target"))),
     "evaluate": (*BATCH, "evaluate", ("output=report", "probe@probes=[knn]", *EVALUATE)),
 }
 

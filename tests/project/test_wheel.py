@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from command import LIMIT, TINY
+from command import LIMIT, TINY, tiny_options
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,7 +73,7 @@ def test_it_pretrains_finetunes_evaluates_and_predicts_from_an_empty_folder(inst
 def test_a_configuration_of_one_s_own_is_found(installed, tmp_path):
     (tmp_path / "mine" / "encoder").mkdir(parents=True)
     (tmp_path / "mine" / "encoder" / "two.yaml").write_text("defaults:\n  - small\n  - _self_\ndepth: 2\nwidth: 16\n")
-    options = [option for option in TINY if not option.startswith("encoder.")]
+    options = tiny_options("encoder.")
     ssvit = installed / "ssvit"
     call(ssvit, "pretrain", "--config-dir", "mine", "encoder=two", "encoder.heads=2", *options, folder=tmp_path)
     code = "import ssvit; print(ssvit.load().module.arguments['depth'])"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from command import TINY
+from command import TINY, tiny_options
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.run_folder import rows
@@ -170,7 +170,7 @@ def runs(tmp_path_factory):
     """A run of MAE of 4 steps, whose checkpoint after step 2 another run of 3 steps continues."""
     folder, pretrain = tmp_path_factory.mktemp("runs"), find_command("pretrain")
     encoder = [option for option in TINY if option.startswith("encoder.")]
-    options = [option for option in TINY if not option.startswith(("encoder.", "target."))]
+    options = tiny_options("encoder.", "target.")
     options += ["objective=mae", "objective.decoder.width=8", "probes=[]", f"outputs={folder}"]
     pretrain.call([*options, *encoder, "encoder.patch_size=4", "recipe.steps=4", "name=first"])
     start = (f"checkpoint={folder}/first/step_00000002", "continuation=null")

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from command import TINY, error_of
+from command import error_of, tiny_options
 from runs import rows
 
 from ssvit.training import budget
@@ -12,7 +12,7 @@ from ssvit.training.options import Pretrain
 from ssvit.training.session import Session
 
 SCHEDULE = ("recipe.steps", "recipe.warmup", "recipe.save_every", "recipe.evaluate_every", "recipe.log_every")
-FREE = [option for option in TINY if not option.startswith(SCHEDULE)]
+FREE = tiny_options(*SCHEDULE)
 SMALL = [*FREE, "probes=[]", "evaluator=[]", "name=run"]
 
 

@@ -7,7 +7,7 @@ import pytest
 import tiny
 import torch
 import yaml
-from command import TINY, error_of, one_line
+from command import TINY, error_of, one_line, tiny_options
 from composing import composed
 from images import picture, put, put_set
 from peers import HEADS, of_timm, timm_plain
@@ -21,7 +21,7 @@ from ssvit.loading.finding import open_checkpoint
 
 RUN = "masked_patch_shapes"
 IMAGES = TINY[:4]
-SHORT = TINY[TINY.index("recipe.batch_size=8") :]
+SHORT = tiny_options("data", "encoder", "target")
 ONE_STEP = ("recipe.steps=1", "recipe.warmup=0", "probes=[]")
 UNMOVED = (*ONE_STEP, "recipe.lr=1e-30", "recipe.weight_decay=0")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from command import TINY, error_of, one_line
+from command import error_of, one_line, tiny_options
 from images import class_names, picture, pixels, put
 from PIL import Image
 from runs import final, kill_after
@@ -316,7 +316,7 @@ def test_a_shard_that_differs_from_its_index_is_named(tmp_path, data):
 
 def test_a_run_on_shards_resumes_bit_for_bit(tool, tmp_path):
     pack_command.call([f"data={write_folder(tmp_path / 'images', 40)}", f"output={tmp_path}/packed", "shard_size=0.01"])
-    options = (*TINY[4:], "data=shards", "data.root=packed", "data.image_size=16", "encoder.patch_size=4")
+    options = (*tiny_options("data"), "data=shards", "data.root=packed", "data.image_size=16", "encoder.patch_size=4")
     tool("pretrain", *options, "name=whole")
     kill_after(tmp_path, "step 3/6", *options, "name=killed", "workers=2")
     tool("pretrain", *options, "name=killed", "workers=1")

@@ -9,7 +9,7 @@ import pytest
 import tiny
 import torch
 import torch.nn.functional as F
-from command import TINY
+from command import TINY, tiny_options
 from composing import untrained
 from PIL import Image
 from plots import Page
@@ -242,7 +242,7 @@ def picture_folder(folder: Path, *, masks: bool) -> list[str]:
 
 def test_measures_a_folder_with_masks(tool, tmp_path):
     data = picture_folder(tmp_path, masks=True)
-    model = [option for option in TINY if not option.startswith("data")]
+    model = tiny_options("data")
     tool("pretrain", *model, *data, "probes=[knn,segmentation]", "name=run", "recipe.steps=3")
     assert '"probe/' not in (tmp_path / "outputs" / "run" / "metrics.jsonl").read_text()  # there are no labels
     tool("evaluate", *QUICK, *data, "figures=none", f"output={tmp_path}/report")

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from command import TINY
+from command import TINY, tiny_options
 from composing import composed, untrained
-from images import picture, put
+from images import put_set
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.cli import evaluate
@@ -177,9 +177,8 @@ def test_images_of_another_size_are_asked_for_in_the_entry(outputs, foreign):
 def formats(tmp_path_factory):
     """Runs on one folder of images, of weights that differ, in colour, in grey, and with a range of values."""
     folder = tmp_path_factory.mktemp("formats")
-    for number in range(40):
-        put(folder / "images" / "ab"[number % 2] / f"{number:02}.png", picture(number, size=(20, 20)))
-    small = [option for option in TINY if not option.startswith(("data", "launch", "target"))]
+    put_set(folder / "images", 40, (20, 20))
+    small = tiny_options("data", "launch", "target")
     images = [f"data={folder}/images", "data.image_size=16"]
     grey = ["data.channels=1", "data.mean=0.4", "data.std=0.2"]
     for name, own in {"colour": [], "grey": grey, "bright": ["data.range=[0,90]"]}.items():

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from command import TINY
+from command import tiny_options
 from PIL import Image
 from plots import Page
 from test_report import METADATA
@@ -131,7 +131,7 @@ def test_commands_print_names_as_text_and_follow_no_reference(tool, tmp_path):
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / f"{NAMES[3]}.png").write_bytes(b"no image")
     data = ("data=folder", "data.root=photos", "data.image_size=16")
-    model = [one for one in TINY if not one.startswith(("data", "target"))]
+    model = tiny_options("data", "target")
     printed = [
         tool("pretrain", "objective=supervised", *data, *model, "probes=[]", "name=run").stdout,
         tool("predict", "checkpoint=outputs/run", "photos/test", "top=1", "output=answers.json").stdout,
