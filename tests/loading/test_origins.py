@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import yaml
-from command import TINY
+from command import tiny_options
 from exported import encoder, written
 
 from ssvit.exchange.hub import repository
@@ -17,9 +17,10 @@ def test_the_card_names_start_and_teacher_with_their_licences(tool, tmp_path):
         folder, _ = written(encoder(image_size=16, patch_size=4), tmp_path / name, "timm")
         (folder / "README.md").write_text(README.format(licence=licence[0], name=licence[1]))
         (folder / "model.safetensors").rename(folder / f"{name}.safetensors")
-    options = [option for option in TINY if not option.startswith(("encoder", "target"))]
-    tool("pretrain", *options, "checkpoint=start/timm", "objective=distill", "teacher=teacher/timm", "name=student")
-    tool("finetune", *options, "checkpoint=outputs/student", "name=classifier")
+    options = tiny_options("encoder", "target")
+    student = ("checkpoint=start/timm", "objective=distill", "teacher=teacher/timm", "probes=[]", "name=student")
+    tool("pretrain", *options, *student)
+    tool("finetune", *options, "checkpoint=outputs/student", "check_frozen=false", "name=classifier")
     origins = yaml.safe_load((tmp_path / "outputs" / "classifier" / "config.yaml").read_text())["origins"]
     expected = [
         {"use": "start", "name": "student"},

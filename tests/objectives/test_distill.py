@@ -180,7 +180,7 @@ def test_a_killed_run_continues_to_the_same_bits(options, devices, tool, tmp_pat
 
 
 def test_a_teacher_of_other_weights_ends_the_continuation_of_a_run(outputs, tool):
-    run = tiny_options("target")
+    run = [*tiny_options("target"), "probes=[]"]
     command = [*run, "objective=distill", "name=run", "recipe.steps=4", f"teacher={outputs / tiny.TEACHER.name}"]
     tool("pretrain", *command)
     shutil.rmtree(outputs / tiny.TEACHER.name / "step_00000006")  # leaves an older checkpoint
