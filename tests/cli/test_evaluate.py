@@ -11,16 +11,15 @@ import numpy as np
 import prefork
 import pytest
 import torch
-from command import TINY
+from command import TINY, tiny_options
 from composing import composed, untrained
-from images import picture, put, put_grey
+from images import put_grey, put_set
 from peers import HEADS, of_timm
 from PIL import Image
 from plots import Page
 from safetensors.torch import save_file
 from sklearn.metrics import balanced_accuracy_score
 
-from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import evaluate
 from ssvit.config.declaration import Options
 from ssvit.data.augment.options import CenterCrop
@@ -179,7 +178,7 @@ def test_a_class_of_one_image_has_a_report(tmp_path, capsys):
         put_grey(tmp_path / "set" / ("once" if number == 7 else "ab"[number % 2]) / f"{number:02}.png", 10 * number)
     held_out = {"few_shot.shots": 5, "knn.k": [3], "logistic.l2s": [0.1]}
     probes = ["probes=[few_shot,knn,logistic]", *(f"probes.{name}={value}" for name, value in held_out.items())]
-    small = [option for option in TINY if not option.startswith(("data", "launch", "target"))]
+    small = tiny_options("data", "launch", "target")
     run = untrained(tmp_path / "outputs" / "run", *small, f"data={tmp_path}/set", "data.image_size=16")
     evaluate.command.call([f"checkpoint={run}", f"data={tmp_path}/set", "data.held_out=0.9", *probes,
                            "figures=none",
@@ -189,32 +188,31 @@ def test_a_class_of_one_image_has_a_report(tmp_path, capsys):
     assert "shots=5" in capsys.readouterr().out
 
 
-def test_the_commands_of_a_report_are_complete(tmp_path, tool):
+def test_the_commands_of_a_report_are_complete(tmp_path, tool, monkeypatch):
     """They write, store and fine-tune the chosen features of the images measured on, of the run or as typed."""
     for name, side in (("it's {a}, b", 20), ("other", 16)):
         for place in range(24):
             path = tmp_path / name / "ab"[place % 2] / f"{place}.ppm"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("L", (side, side), 10 * place).save(path)
-    small = [option for option in TINY if not option.startswith(("data=", "data.images", "data.held", "target"))]
+    small = tiny_options("data=", "data.images", "data.held", "target")
     images = f"data={tmp_path}/it's {{a}}, b"
-    tool("pretrain", images, *small, "name=run", "probes=[]")
+    untrained(tmp_path / "outputs" / "run", images, *small)
+    monkeypatch.chdir(tmp_path)
     probes = ["probes=[knn]", "probes.knn.k=[1]", "duplicates=false", "features.layer=1", "figures=none"]
     for number, own in enumerate(((), ("data=other",))):
         tool("evaluate", "checkpoint=outputs/run", *own, *probes)
         folder = tmp_path / "outputs" / "run" / "evaluation" / ("other" if own else "")
         written = json.loads((folder / "report.json").read_text())
-        for name, command in zip(("embed", "retrieve", "finetune"), written["commands"], strict=True):
-            options = [option for option in shlex.split(command) if "=" in option]
-            more = [f"{'name' if name == 'finetune' else 'output'}={number}.npz"] * (name != "retrieve")
-            more += [option for option in TINY if option.startswith(("recipe", "figures"))] * (name == "finetune")
-            printed = tool(name, *options, *more, *["store=again"] * (name == "retrieve" and number)).stdout
-            assert name == "finetune" or "layer 1 of 2" in printed
+        embed, retrieve, finetune = (
+            [option for option in shlex.split(command) if "=" in option] for command in written["commands"]
+        )
+        assert "layer 1 of 2" in tool("embed", *embed, f"output={number}.npz").stdout
+        assert "layer 1 of 2" in tool("retrieve", *retrieve, *["store=again"] * number).stdout
         names = np.load(tmp_path / f"{number}.npz")["names"]
         assert len(names) == 24
         assert all(f"/{('it' + chr(39) + 's {a}, b', 'other')[number]}/" in name for name in names.tolist())
-        root = Configuration.read(tmp_path / "outputs" / f"{number}.npz" / "config.yaml").values["data"]["root"]
-        assert Path(tmp_path, root).name in names[0]
+        assert Path(composed(*finetune, tool="finetune").data.root).name in names[0]
 
 
 def test_a_run_may_have_the_name_of_a_baseline(tmp_path):
@@ -236,9 +234,8 @@ def test_probes_of_the_same_images_are_kept_together(split):
 
 def test_each_data_set_has_a_report_of_its_own(tmp_path):
     for place in ("raw/set", "corrected/set"):
-        for number in range(8):
-            put(tmp_path / place / "ab"[number % 2] / f"{number}.png", picture(number, size=(20, 20)))
-    small = [option for option in TINY if not option.startswith(("data", "launch", "target"))]
+        put_set(tmp_path / place, 8, (20, 20))
+    small = tiny_options("data", "launch", "target")
     run = untrained(tmp_path / "run", *small, f"data={tmp_path}/raw/set", "data.image_size=16")
 
     def written(*options):
@@ -291,7 +288,7 @@ def test_two_processes_measure_what_one_does(run, tmp_path, capsys):
 def test_cached_features_are_those_of_the_pixel_format(tmp_path):
     for number in range(24):
         put_grey(tmp_path / "set" / "ab"[number % 2] / f"{number}.png", 10 * number)
-    small = [option for option in TINY if not option.startswith(("data", "launch", "target"))]
+    small = tiny_options("data", "launch", "target")
     images = ["data=folder", f"data.root={tmp_path}/set", "data.image_size=16", "data.mean=0.5", "data.std=0.5"]
 
     def reported(channels, *options):
@@ -314,22 +311,20 @@ def test_mistakes_name_the_option_of_the_probe(run):
         measured(run, *(f"probes.{name}=null" for name in names))
 
 
-@pytest.mark.parametrize(("size", "expected"), [(None, 56), (96, 96)])
-def test_the_commands_of_a_report_have_its_image_size(tmp_path, tool, size, expected):
+def test_the_commands_of_a_report_have_its_image_size(tmp_path, tool):
     (tmp_path / "weights").mkdir()
     save_file(of_timm(img_size=96).state_dict(), tmp_path / "weights" / "model.safetensors")
-    for number in range(24):
-        put(tmp_path / "set" / "ab"[number % 2] / f"{number}.png", picture(number, size=(20, 20)))
+    put_set(tmp_path / "set", 24, (20, 20))
     probes = ["probes=[knn]", "probes.knn.k=[1]", "duplicates=false", "baselines=false", "figures=none"]
-    sizes = [] if size is None else [f"data.image_size={size}"]
-    tool("evaluate", "checkpoint=weights", f"encoder.heads={HEADS}", "data=set", *probes, *sizes, "output=report")
+    images = ["data=set", "data.image_size=48"]
+    tool("evaluate", "checkpoint=weights", f"encoder.heads={HEADS}", *images, *probes, "output=report")
     written = json.loads((tmp_path / "report" / "report.json").read_text())
-    assert written["metadata"]["image_size"] == [expected, expected]
+    assert written["metadata"]["image_size"] == [48, 48]
     embed, retrieve, _ = (shlex.split(command)[2:] for command in written["commands"])
     tool("embed", *embed)
     tool("retrieve", *retrieve)
     for identity in (str(np.load(tmp_path / "features.npz")["encoder"]), encoder_of(tmp_path / "store")):
-        assert (f" {expected}x{expected} " in identity) == (expected != 96)
+        assert " 48x48 " in identity
 
 
 def test_a_refused_evaluation_leaves_nothing_behind(run, tmp_path):

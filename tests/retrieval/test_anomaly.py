@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from command import TINY, one_line
+from composing import untrained
 from images import picture, put
 from PIL import Image
 
@@ -29,12 +30,12 @@ def test_a_score_is_the_distance_to_the_nearest_vector(tmp_path, grid):
     torch.testing.assert_close(anomalies.distances, expected)
     torch.testing.assert_close(anomalies.scores, expected.view(2, -1).amax(1))  # 1 % of 20 patches is one
     torch.testing.assert_close(Anomalies(store, ["x"] * 3, ["a"] * 3, store.features).scores, torch.zeros(3))
-
     pictures = {"x": torch.zeros(3, 8, 8), "y": torch.ones(3, 8, 8)}
     (row,) = anomalies.sheet(pictures.get).rows
     assert len(row) == (4 if grid else 2)  # each picture next to the map of its patches
     order = [picture.image.mean() for picture in row[:: 2 if grid else 1]]
     assert order == anomalies.scores.argsort(descending=True).tolist()
+
 
 def test_the_auroc_compares_classes_of_the_store_with_others(tmp_path):
     store = Store(tmp_path, "encoder")
@@ -63,7 +64,7 @@ def test_an_empty_store_is_an_error(tmp_path):
 def test_patches_that_the_reference_lacks_have_the_highest_scores(tool, tmp_path):
     """A white square that none of the reference pictures has is found, with its picture and its position."""
     table = pytest.importorskip("pyarrow.parquet")
-    tool("pretrain", *TINY)
+    untrained(tmp_path / "outputs" / "run", *TINY)
     for number in range(6):
         folder = tmp_path / ("good" if number < 3 else "test/odd" if number == 5 else "test/good")
         put(folder / f"{number}.png", picture(0, size=(16, 16)))
@@ -82,7 +83,7 @@ def test_patches_that_the_reference_lacks_have_the_highest_scores(tool, tmp_path
 
 
 def test_scores_of_pictures_are_an_array(tool, tmp_path):
-    tool("pretrain", *TINY)
+    untrained(tmp_path / "outputs" / "run", *TINY)
     for number in range(4):
         put(tmp_path / "photos" / f"{number}.png", picture(number, size=(16, 16)))
     tool("retrieve", "action=index", "store=store", "photos/0.png", "photos/1.png")

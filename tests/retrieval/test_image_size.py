@@ -7,7 +7,7 @@ import pytest
 import tiny
 import torch
 from command import TINY, one_line
-from composing import composed, extraction
+from composing import composed, extraction, untrained
 from images import picture, put
 from peers import HEADS, of_timm
 from safetensors.torch import save_file
@@ -128,7 +128,7 @@ def test_a_size_that_the_patches_do_not_divide_is_an_error_before_torch_loads(wo
 
 
 def test_a_run_has_the_size_of_its_training_or_of_the_option(tool, tmp_path):
-    tool("pretrain", *TINY)
+    untrained(tmp_path / "outputs" / "run", *TINY)
     put(tmp_path / "one.png", picture(1, size=(50, 60)))
     for options, size in (([], 16), (["image_size=32"], 32)):
         tool("embed", *options, "output=f.npz", "overwrite=true", "one.png")

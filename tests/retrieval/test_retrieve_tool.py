@@ -12,7 +12,7 @@ import pytest
 import tiny
 import torch
 from command import TINY, one_line
-from composing import composed, extraction
+from composing import composed, extraction, untrained
 from images import picture, put
 from PIL import Image
 
@@ -170,7 +170,7 @@ def test_a_query_uses_the_encoder_of_the_store_and_the_folder_of_its_class(work,
     album(work / "queries", first=100, count=4)
     tool("retrieve", "action=query", "store=store", "queries", "output=out.json")
     before = json.loads((work / "out.json").read_text())
-    tool("pretrain", *TINY, "name=newer", "recipe.seed=1")
+    untrained(work / "outputs" / "newer", *TINY, seed=1)
     tool("retrieve", "action=query", "store=store", "queries/ant", "output=out.json")
     for record, same in zip(json.loads((work / "out.json").read_text()), before[:2], strict=True):  # of other batches
         of_both = zip(record.pop("neighbours"), same.pop("neighbours"), strict=True)
