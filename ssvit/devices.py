@@ -17,7 +17,7 @@ _DEVICES = re.compile(r"auto|-1|[1-9]\d*|\[\d+(, \d+)*\]|\d+(, ?\d+)+")
 def _devices(value: object) -> object:
     if not _DEVICES.fullmatch(str(value)):
         raise ValueError
-    return value
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
 Devices = Annotated[

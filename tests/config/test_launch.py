@@ -91,6 +91,10 @@ def test_every_form_of_devices_is_permitted(devices):
     assert Launch(timeout=30, devices=devices).devices == devices
 
 
+def test_a_number_of_devices_as_a_text_is_a_number():
+    assert Launch(devices="2", num_nodes=3).processes == 6
+
+
 def test_each_job_of_a_sweep_has_a_folder_of_its_own(tool, tmp_path):
     done = tool(
         "pretrain", *TINY, "-m", "probes=[]", "recipe.lr=1e-3,2e-3", "recipe.steps=3", "recipe.evaluate_every=3"
