@@ -90,6 +90,9 @@ def describe(options: DataSet, data: Data, samples: Mapping[str, Sampled]) -> It
     shared = sum(number for content, number in contents[1].items() if content in contents[0])
     of_train, of_test = (Thumbnails()(sample.images)["thumbnails"] for sample in (train, held_out))
     pairs = duplicates(of_train, of_test, lambda name, rows: Grey()(samples[name].images[rows])["grey"])
+    if not (copies or shared or pairs):
+        yield f"duplicates: none; near-duplicates were searched among {len(of_test):,} {part} images"
+        return
     yield (
         f"duplicates: {copies:,} files have the content of another file of their split; {shared:,} {part} images are "
         f"identical to a training image, and {len(pairs):,} of {len(of_test):,} sampled ones near-duplicates"
@@ -138,10 +141,10 @@ def _classes(source: Source) -> Iterator[str]:
     counts = labels.sum(0) if labels.ndim == 2 else torch.bincount(labels, minlength=len(classes))
     order = counts.argsort(stable=True).tolist()
     least, most = order[0], order[-1]
-    yield (
-        f"classes: {len(classes):,}, with {counts[least]:,} ({classes[least]}) to {counts[most]:,} ({classes[most]}) "
-        "training images"
-    )
+    between = f"{counts[least]:,} ({classes[least]}) to {counts[most]:,} ({classes[most]})"
+    if counts[least] == counts[most]:
+        between = f"{counts[least]:,}"
+    yield f"classes: {len(classes):,}, with {between} training images{' each' * (len(classes) > 1)}"
     if rare := [number for number in order if _RARE * counts[number] < counts.median()]:
         listed = ", ".join(f"{classes[number]} ({counts[number]:,})" for number in rare[:_LISTED])
         listed += ", ..." * (len(rare) > _LISTED)

@@ -163,6 +163,9 @@ class RunFolder:
             raise RunError(f"{error}; {hint}") from None
         if difference := config.difference(stored):
             name, value, before = difference
+            roots = [values.get("data", {}).get("root") for values in (config.values, stored.values)]
+            if roots[0] != roots[1] and not name.startswith("data"):  # possibly a folder that was moved
+                name, (value, before) = "data", roots
             hint = "use that value, another name=…, or overwrite=true"
             raise RunError(f"{name}={typed(value)}: the run in {self.path} was started with {typed(before)}; {hint}")
 

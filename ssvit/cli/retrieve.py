@@ -60,7 +60,7 @@ def run(config: Config) -> None:
             atomic_io.replace(Path(options.sheet), shown.png())
         lines = gallery.report(records, store)
     line.announce()
-    print_lines(*lines)
+    print_lines(*lines, *(f"written: {file}" for file in (options.output, options.sheet) if file is not None))
     if options.action == INDEX or options.sheet is None:
         advice.print_next(advice.after_retrieval(config, extraction.spec.pooling))
 

@@ -501,7 +501,8 @@ def _reason(error: Exception, name: str, line: CommandLine, options_class: type[
             if f"{group}={choice}".startswith(begins):
                 return f"{group}={choice}: requires {package}: pip install {package}"
         if names_of_choices := error.options or line.names(group):
-            return f"{_option_of(group, line)}={choice}: must be one of {', '.join(names_of_choices)}"
+            folder = "the path of a folder, or " if group == "data" else ""
+            return f"{_option_of(group, line)}={choice}: must be {folder}one of {', '.join(names_of_choices)}"
     if merged := re.match(r"Error merging override \+*(.*)", str(error)):
         return f"{merged[1]}: {first}"
     if override := re.match(r"Could not override '([\w/]+)'", first):

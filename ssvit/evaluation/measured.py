@@ -19,6 +19,7 @@ from ssvit.evaluation.statistics import Interval, error_of_difference, verdict
 
 FOLDER = "measured"  # in the folder of all runs
 TUNED, SCRATCH = "fine-tuned", "trained from scratch"  # methods of classifiers; the others are probes of features
+_KEY = ("encoder", "method", "path", "train_images")
 _OTHERS = 4  # results that are named next to the best one
 Accuracies = Mapping[str, Mapping[str, tuple[float, float | None]]]
 """Accuracy, or mAP of multi-label images, in [0, 1] by encoder and method, and balanced accuracy, or None."""
@@ -29,7 +30,7 @@ def keep(
 ) -> tuple[str, str]:
     """Store results on labelled images, and return a sentence on all results of this set.
 
-    A result replaces the former one of the same encoder, method and path.
+    A result replaces the former one of the same encoder, method, path and number of training images.
 
     Args:
         outputs: Folder of all runs.
@@ -59,7 +60,7 @@ def keep(
     values = {"images": f"{len(fingerprints)} {part} images", "measure": measure, "chance": chance}
     end = f'], "fingerprints": "{" ".join(fingerprints)}"}}\n'
     with atomic_io.exclusive(path.parent):
-        rows = {(row["encoder"], row["method"], row["path"]): row for row in [*_read(path)[0], *added]}
+        rows = {tuple(row[name] for name in _KEY): row for row in [*_read(path)[0], *added]}
         results = sorted(rows.values(), key=lambda row: -row["accuracy"])
         head, *lines = map(json.dumps, (values, *results))
         text = "\n".join([f'{head[:-1]}, "results": [', ",\n".join(lines), end])
@@ -73,11 +74,16 @@ def keep(
         both = first["accuracy"], others[0]["accuracy"]
         error = 0.0 if several else error_of_difference(*((value, len(fingerprints)) for value in both))
         compared = f", {verdict(Interval.around(both[0] - both[1], error), tested=not several)} the next"
-    rest = [f"{row['encoder']} {100 * row['accuracy']:.1f}, {row['method']}" for row in others[:_OTHERS]]
+    is_mixed = len({row["train_images"] for row in results}) > 1
+    rest = [
+        f"{row['encoder']} {100 * row['accuracy']:.1f}, {row['method']}{_trained_on(row, is_mixed)}"
+        for row in others[:_OTHERS]
+    ]
     of_images = f"{'mAP ' * several}of {len(fingerprints):,} {part} images{compared}"
     listed = "; ".join([*rest, f"chance {100 * chance:.1f}"])
     start = next((row["path"] for row in results if row["method"] not in (TUNED, SCRATCH)), "")
-    return f"best so far: {_text(first)} {of_images} ({listed}){_overlap(path, fingerprints)}", start
+    best_one = f"{_text(first)}{_trained_on(first, is_mixed)}{',' * is_mixed}"
+    return f"best so far: {best_one} {of_images} ({listed}){_overlap(path, fingerprints)}", start
 
 
 def _overlap(path: Path, fingerprints: list[str]) -> str:
@@ -94,6 +100,11 @@ def _text(row: Mapping[str, Any]) -> str:
     return f"{row['encoder']}, {row['method']}, {100 * row['accuracy']:.1f} %"
 
 
+def _trained_on(row: Mapping[str, Any], is_mixed: bool) -> str:
+    """Return the number of training images if results of several numbers are compared, else ""."""
+    return f", {row['train_images']:,} training images" if is_mixed else ""
+
+
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
@@ -102,6 +113,6 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the results and the fingerprints of a file; none if it is missing or damaged."""
     with suppress(OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         stored, _ = atomic_io.read_json(path)
-        rows = [row for row in stored["results"] if _text(row) and row["path"] is not None]
+        rows = [row for row in stored["results"] if _text(row) and all(name in row for name in _KEY)]
         return rows, stored["fingerprints"].split() if rows else []
     return [], []

@@ -1,6 +1,7 @@
 """Define the interface of figures: a `Figure` describes its content, and matplotlib is imported when it is drawn."""
 
 import io
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -36,5 +37,7 @@ def png(figure: Canvas, metadata: Mapping[str, str] | None = None) -> bytes:
     for text in figure.findobj(Text):
         text.set_parse_math(False)
     file = io.BytesIO()
-    figure.savefig(file, format="png", metadata=metadata)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # drawn as boxes
+        figure.savefig(file, format="png", metadata=metadata)
     return file.getvalue()

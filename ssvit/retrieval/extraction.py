@@ -123,7 +123,7 @@ class Extraction:
             same_features = spec and spec.norm == requested.norm and requested.pooling in (None, spec.pooling)
             if same_features and report["metadata"]["checksum"] == checksum:
                 return spec, f"chosen by {file}"
-        return None, "the last: `ssvit evaluate` has not chosen a layer of this checkpoint"
+        return None, "the last: `ssvit evaluate` has not chosen a layer for these features"
 
     def _normalization(self, typed: Collection[str]) -> dict[str, Any]:
         """Return the options of `LoadEncoder` that replace the channels and the normalisation of the encoder.

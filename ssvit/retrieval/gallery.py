@@ -330,7 +330,7 @@ def report(records: Sequence[Mapping[str, Any]], store: Store) -> list[str]:
     if len(records) > _LINES:
         lines.append(f"… and {len(records) - _LINES} more queries; output=FILE writes all of them")
     if store.features.ndim == 4:  # similar patches occur in pictures of any class
-        return [*lines, "next: sheet=FILE writes a contact sheet"]
+        return lines
     labelled = {*zip(pictures_of(store.names), store.classes, strict=True)}
     stored, counts = {picture for picture, _ in labelled}, Counter(class_name for _, class_name in labelled)
     chances: dict[str, float] = {}

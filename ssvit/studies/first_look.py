@@ -212,7 +212,7 @@ class FirstLook:
             training["steps"] = affordable
             self._save()
         if "steps" not in training:
-            raise UserError(f"the remaining time suffices for {affordable} steps; set budget=…")
+            raise UserError(f"the remaining time suffices for {affordable} steps only; set a larger budget=…")
         name = f"{OWN} ({training['steps']} steps)"
         if name not in self.report["encoders"]:
             logged = max(1, steps_within(QUIET, step=training["step"]))
@@ -299,7 +299,7 @@ class FirstLook:
         if not has_weights and self.options.weights:
             return self._longer(), more
         if not has_weights and not self.options.download:
-            return self._longer("download=true"), f"{more}, and 88 MB"
+            return self._longer("download=true"), f"{more}, and a download of 88 MB"
         command, changes, seconds = "pretrain", {}, self.report["training"].get("all_steps")
         if row["is_existing"] and self.sample.labelled:
             command, changes = "finetune", {"checkpoint": row["path"]}

@@ -4,6 +4,7 @@ Runs of several seeds are one cell, with their mean and standard deviation. Runs
 another option have separate columns. The 19 tasks of VTAB-1k are followed by the means of their three groups.
 """
 
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -170,7 +171,7 @@ def results_table(models: Mapping[str, Scores], flops: Mapping[str, float]) -> s
         cells = (methods.mean_std(values[model].get(row, ()), 2) for model in models)
         lines.append([title, "" if chance is None else f"{100 * chance:.1f}", *cells])
     if flops:
-        spent = (tqdm.format_sizeof(flops[model], "FLOP", 1000) if model in flops else "" for model in models)
+        spent = (_prefixed(flops[model]) if model in flops else "" for model in models)
         lines.append([OPERATIONS, "", *spent])
     text = [methods.markdown(lines)]
     if counts := {len(seeds) for scores in models.values() for seeds in scores.values()} - {1}:
@@ -180,3 +181,8 @@ def results_table(models: Mapping[str, Scores], flops: Mapping[str, float]) -> s
         if _TASKS & scores.keys() and (absent := [name for name in NAMES if f"{_VTAB}{name}" not in scores]):
             text += ["", f"{markdown(model)}: {len(absent)} of {len(NAMES)} tasks are absent: {', '.join(absent)}"]
     return "\n".join([*text, ""])
+
+
+def _prefixed(flops: float) -> str:
+    """Return a number of floating-point operations with a prefix, such as 556 GFLOP."""
+    return re.sub("([A-Z]?)$", r" \1FLOP", tqdm.format_sizeof(flops, divisor=1000), count=1)

@@ -50,7 +50,8 @@ def chosen(config: dict, **choices) -> dict:
 
 def of(config: dict) -> Configuration:
     """The content of a config.yaml as it is read."""
-    return Configuration({name: value for name, value in config.items() if name != "choices"}, config["choices"])
+    values = {name: value for name, value in config.items() if name not in ("choices", "schema")}
+    return Configuration(values, config["choices"])
 
 
 def attacked(config: dict) -> dict[str, dict | str]:
@@ -275,6 +276,18 @@ def stored_run(tmp_path):
     shutil.copytree(STORED / "outputs" / RUN, run)
     (run / "lock").touch()
     return run
+
+
+def test_a_run_on_other_images_is_named_by_their_folder(stored_run, config):
+    def on(root: str, steps: int) -> Configuration:
+        changes = {"data": {**config["data"], "root": root}, "recipe": {**config["recipe"], "steps": steps}}
+        return of({**config, **changes})
+
+    (stored_run / "config.yaml").write_bytes(on("photos", 6).serialized())
+    with RunFolder(str(stored_run.parent), RUN) as folder:
+        folder.open(on("moved", 6), overwrite=False)
+    with pytest.raises(RunError, match=r"^data=drawings: .*photos"), RunFolder(str(stored_run.parent), RUN) as folder:
+        folder.open(on("drawings", 7), overwrite=False)
 
 
 @pytest.mark.parametrize("moved", range(6))

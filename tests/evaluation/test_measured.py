@@ -99,6 +99,18 @@ def test_a_result_replaces_the_former_one_of_its_checkpoint(tmp_path, images):
     assert len(content["fingerprints"].split()) == 20
 
 
+def test_a_result_of_fewer_training_images_replaces_none_of_more_and_is_marked(tmp_path, images):
+    values = {"run": {"ridge": (0.9, None)}}, {"run": {"ridge": (0.4, None)}}, {"other": {"ridge": (0.6, None)}}
+    for count, accuracies in zip((20, 10, 10), values, strict=True):
+        sentence, _ = measured.keep(tmp_path, images, "test", accuracies, train_images=count, paths={"run": "a"})
+    assert [(row["train_images"], row["accuracy"]) for row in stored(tmp_path)["results"]] == [
+        (20, 0.9), (10, 0.6), (10, 0.4),
+    ]  # fmt: skip
+    first, others = sentence.split("(", maxsplit=1)
+    assert "run, ridge, 90.0 %, 20 training images" in first
+    assert "other 60.0, ridge, 10 training images" in others
+
+
 def test_commands_at_the_same_time_lose_no_result(tmp_path, images, monkeypatch):
     write = atomic_io.write_files
 

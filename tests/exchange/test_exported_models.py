@@ -191,4 +191,4 @@ def test_an_exported_model_is_loaded_in_python(exported, monkeypatch):
     ):
         assert str(error_of(call)).startswith(named)
     monkeypatch.setattr(graph, "find_spec", lambda name: None)
-    assert "ssvit[export]" in str(error_of(ssvit.load, folder))
+    assert "pip install onnxruntime" in str(error_of(ssvit.load, folder))

@@ -198,7 +198,7 @@ def test_operations_are_those_of_all_runs_of_the_pretraining(runs, tmp_path):
     cells, _, numbers = tabulated(tmp_path / "tuned", tmp_path)
     for path, expected in paths.items():
         assert numbers[str(runs / path)]["operations of pre-training"] == [expected]
-        assert cells["operations of pre-training"][str(runs / path)] == f"{expected / 1e6:.1f}MFLOP"
+        assert cells["operations of pre-training"][str(runs / path)] == f"{expected / 1e6:.1f} MFLOP"
     assert cells["operations of pre-training"][str(runs / "absent/step_00000001")] == ""
 
 

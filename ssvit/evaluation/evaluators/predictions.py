@@ -171,9 +171,9 @@ class Predictions(NamedTuple):
         incomplete = [number for number, counted in enumerate(counts) if counted.correct < counted.images]
         for number in sorted(incomplete, key=lambda number: counts[number].recall)[:_NAMED]:
             times, other = torch.bincount(self.guess[(self.truth == number) & ~self.correct]).max(0)
-            confusion = f"{one_line(counts[int(other)].name)} {percent(int(times) / counts[number].images)}"
-            recall = percent(counts[number].recall)
-            named.append(f"{one_line(counts[number].name)} {recall} (predicted as {confusion})")
+            name, confused = (one_line(counts[index].name) for index in (number, int(other)))
+            share, recall = percent(int(times) / counts[number].images), percent(counts[number].recall)
+            named.append(f"{name}: {recall} ({share} predicted as {confused})")
         return [*lines, f"lowest recall: {', '.join(named)}" if named else "all predictions are correct"]
 
 

@@ -136,5 +136,5 @@ def check_labels(probe: Probe, train: Tensor, test: Tensor, classes: Sequence[st
     if probe.truth == "labels" and is_multi_label(train) and not probe.multi_label:
         raise UserError(f"{probe.title} does not support multi-label images")
     if probe.truth == "labels" and len(classes) < 2:
-        raise UserError(f"{probe.title} requires at least two classes; there are {len(classes)}")
+        raise UserError(f"{probe.title} requires images of at least two classes")
     probe.check_classes(train, test, classes)

@@ -29,7 +29,7 @@ class Knn(Probe):
     """
 
     options: KnnOptions
-    chosen_by: ClassVar[str] = "leave-one-out accuracy on the training images"
+    chosen_by: ClassVar[str] = "leave-one-out accuracy on the training images, with the largest k"
     multi_label: ClassVar[bool] = True
 
     @property
@@ -56,7 +56,7 @@ class Knn(Probe):
             numbers["leave_one_out"], _ = self._measured(train, train, torch.arange(len(train.values)))
         return Result(
             scores={f"{k}-NN": share for k, share in scores.items()},
-            choice=(max(numbers["leave_one_out"].values()),) if choose else None,
+            choice=(numbers["leave_one_out"][self.options.k[-1]],) if choose else None,
             choice_images=None if correct is None else len(train.values),
             numbers=numbers,
             per_image=correct,

@@ -95,8 +95,11 @@ def by_layer(scores: Sequence[Scores], feature_sets: Sequence[str]) -> Plot:
                 "random weights", "replaced", "--",
             ),
         )  # fmt: skip
-        gain = values[result.best] - values[feature_sets[-1]]
-        title = f"{result.title}\nlayer {layers[result.best]} chosen, {gain:+.1f} points from the last"
+        chosen = "the last layer chosen"
+        if result.best != feature_sets[-1]:
+            gain = values[result.best] - values[feature_sets[-1]]
+            chosen = f"layer {layers[result.best]} chosen, {gain:+.1f} points from the last"
+        title = f"{result.title}\n{chosen}"
         levels = (Level(values.get(PIXELS), "pixels", ":", ""), chance(result.chance, "ignoring the image"))
         panels.append(Panel("score (%)", lines, levels, "layer", title, [*layers.values()]))
     across = math.ceil(math.sqrt(len(panels)))

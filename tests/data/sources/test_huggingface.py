@@ -181,5 +181,5 @@ def test_a_mistake_is_reported_in_one_line(tmp_path, monkeypatch, options, start
 
 def test_a_missing_package_is_reported_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"^root=[^\n]*\bdatasets\b[^\n]*ssvit\[huggingface\][^\n]*$"):
+    with pytest.raises(UserError, match=r"^root=[^\n]*\bdatasets\b[^\n]*pip install datasets[^\n]*$"):
         hugging_face(HuggingFaceOptions(root=str(tmp_path)))

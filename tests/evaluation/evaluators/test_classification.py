@@ -297,8 +297,8 @@ def test_lines_have_the_classes_of_the_lowest_recall():
     def lines(guesses):
         return evaluation(source)(Table(torch.eye(6)[guesses] * 5, source.classes), [{"step": 0}]).lines
 
-    assert re.findall(r"(\w+) ([\d.]+) % \(predicted as (\w+) ([\d.]+) %\)", lines(guesses)[-1]) == [
-        ("dog", "10.0", "elk", "90.0"), ("bee", "30.0", "dog", "60.0"), ("ant", "75.0", "bee", "25.0")
+    assert re.findall(r"(\w+): ([\d.]+) % \(([\d.]+) % predicted as (\w+)\)", lines(guesses)[-1]) == [
+        ("dog", "10.0", "90.0", "elk"), ("bee", "30.0", "60.0", "dog"), ("ant", "75.0", "25.0", "bee")
     ]  # fmt: skip
     assert len(lines(labels * 0)) == len(lines(guesses)) + 1  # not above chance
     assert "(" not in lines(labels)[-1]
