@@ -19,7 +19,7 @@ from ssvit.evaluation.statistics import Interval, error_of_difference, verdict
 
 FOLDER = "measured"  # in the folder of all runs
 TUNED, SCRATCH = "fine-tuned", "trained from scratch"  # methods of classifiers; the others are probes of features
-_KEY = ("encoder", "method", "path", "train_images")
+_KEY = ("encoder", "method", "path", "train_images")  # a row replaces the former one with the same values
 _OTHERS = 4  # results that are named next to the best one
 Accuracies = Mapping[str, Mapping[str, tuple[float, float | None]]]
 """Accuracy, or mAP of multi-label images, in [0, 1] by encoder and method, and balanced accuracy, or None."""
@@ -113,6 +113,6 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the results and the fingerprints of a file; none if it is missing or damaged."""
     with suppress(OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         stored, _ = atomic_io.read_json(path)
-        rows = [row for row in stored["results"] if _text(row) and all(name in row for name in _KEY)]
+        rows = [row for row in stored["results"] if _text(row) and all(row[name] is not None for name in _KEY)]
         return rows, stored["fingerprints"].split() if rows else []
     return [], []

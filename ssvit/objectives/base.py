@@ -84,14 +84,13 @@ def parameter_groups(
     names = {} if encoder is None else {id(weight): name for name, weight in encoder.named_parameters()}
     undecayed = UNDECAYED if encoder is None else encoder.undecayed
     trained = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
-    above: dict[str, int] = {}
+    above = [0] * len(trained)
     if encoder is not None and layer_decay < 1:
-        above = {inner: encoder.layers_above(inner) for _, parameter in trained if (inner := names.get(id(parameter)))}
-    untrained = min(filter(None, above.values()), default=1) - 1
-    for name, parameter in trained:
-        layers = max(above.get(names.get(id(parameter), ""), 0) - untrained, 0)
+        above = [encoder.layers_above(names[id(weight)]) if id(weight) in names else 0 for _, weight in trained]
+    untrained = min(filter(None, above), default=1) - 1
+    for (name, parameter), layers in zip(trained, above, strict=True):
         is_matrix = parameter.ndim >= 2 and not any(word in name for word in undecayed)
-        groups.setdefault((layer_decay**layers, is_matrix), []).append(parameter)
+        groups.setdefault((layer_decay ** max(layers - untrained, 0), is_matrix), []).append(parameter)
     return [
         {"params": parameters, "weight_decay": weight_decay if is_matrix else 0.0, "decays": is_matrix, "share": share}
         for (share, is_matrix), parameters in sorted(groups.items(), key=lambda item: item[0], reverse=True)
