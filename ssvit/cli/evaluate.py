@@ -125,12 +125,14 @@ def run(config: Config) -> Path | None:
         paths[own] = str(checkpoint.path)
         kept = [result for result in scores if result.chance is not None and splits[result.probe].has_images_of(split)]
         of_kept = comparison.accuracies(kept, own)
-        images_of = options.outputs, split.test.source, split.part
+        images_of = options.outputs, split.test.source.take(split.test.indices), split.part
         following = commands or [advice.written(config, "visualize", [f"checkpoint={checkpoint.path}"])]
         if not kept:
             advice.print_next(following[0])
             return folder
-        verdict, best_path = keep(*images_of, of_kept, train_images=len(split.train), paths=paths)
+        verdict, best_path = keep(
+            *images_of, of_kept, train_images=len(split.train), paths=paths, baselines_of=paths[own]
+        )
         is_other = best_path not in ("", str(checkpoint.path)) and Path(best_path).exists()
         advice.print_next(advice.tuning(best_path, config) if is_other else following[-1], verdict)
         return folder

@@ -67,7 +67,8 @@ def run(config: Config) -> Path:
     options: Scaling = config.options
     points = check(config)
     check_images(options, most=max(images or 0 for images in options.images))
-    grid = Grid(config, {"vary": options.vary})
+    base = {"base": {name: getattr(options, name)[0] for name in _GRID}} if options.vary == "one" else {}
+    grid = Grid(config, {"vary": options.vary, **base})
     for seed in range(options.seed, options.seed + options.seeds):
         for objective, point in itertools.product(options.objectives, points):
             grid.row(objective, point, seed)

@@ -215,6 +215,8 @@ def exit_on_failure() -> Iterator[None]:
     except Failure as failure:
         exit_with(str(failure), failure.status)
     except KeyboardInterrupt:
+        if sys.stdout.isatty():
+            print()  # after a progress bar
         exit_with("stopped by Ctrl-C", 130)
 
 

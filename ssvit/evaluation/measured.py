@@ -19,18 +19,26 @@ from ssvit.evaluation.statistics import Interval, error_of_difference, verdict
 
 FOLDER = "measured"  # in the folder of all runs
 TUNED, SCRATCH = "fine-tuned", "trained from scratch"  # methods of classifiers; the others are probes of features
-_KEY = ("encoder", "method", "path", "train_images")  # a row replaces the former one with the same values
+_KEY = ("encoder", "method", "path", "of", "train_images")  # a row replaces the former one with the same values
 _OTHERS = 4  # results that are named next to the best one
 Accuracies = Mapping[str, Mapping[str, tuple[float, float | None]]]
 """Accuracy, or mAP of multi-label images, in [0, 1] by encoder and method, and balanced accuracy, or None."""
 
 
 def keep(
-    outputs: str | Path, images: Source, part: str, measured: Accuracies, *, train_images: int, paths: Mapping[str, str]
+    outputs: str | Path,
+    images: Source,
+    part: str,
+    measured: Accuracies,
+    *,
+    train_images: int,
+    paths: Mapping[str, str],
+    baselines_of: str = "",
 ) -> tuple[str, str]:
     """Store results on labelled images, and return a sentence on all results of this set.
 
-    A result replaces the former one of the same encoder, method, path and number of training images.
+    A result replaces the former one of the same encoder, method, path and number of training images; that of a
+    baseline, the former one for the same checkpoint.
 
     Args:
         outputs: Folder of all runs.
@@ -39,6 +47,7 @@ def keep(
         measured: The results.
         train_images: Number of labelled training images.
         paths: Path of the checkpoint by encoder; baselines have none.
+        baselines_of: Path of the checkpoint with whose architecture and image size the baselines were measured.
 
     Returns:
         The sentence, and the path of the checkpoint of the best frozen features; "" for a baseline.
@@ -52,10 +61,10 @@ def keep(
     path = Path(outputs, FOLDER, f"{len(fingerprints)}_images_{_digest(' '.join(fingerprints))}.json")
     added = [
         {"encoder": encoder, "method": method, "accuracy": value, "balanced": balanced, "train_images": train_images,
-         "path": paths.get(encoder, "")}
+         "path": paths.get(encoder, ""), "of": "" if encoder in paths else baselines_of}
         for encoder, by_method in measured.items() for method, (value, balanced) in by_method.items()
     ]  # fmt: skip
-    several, chance = is_multi_label(images.labels), chance_of(images.labels)
+    several, chance = is_multi_label(images.labels), chance_of(images.labels, len(images.classes))
     measure = "mAP" if several else "accuracy"
     values = {"images": f"{len(fingerprints)} {part} images", "measure": measure, "chance": chance}
     end = f'], "fingerprints": "{" ".join(fingerprints)}"}}\n'

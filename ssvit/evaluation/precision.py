@@ -45,17 +45,18 @@ def share_of_class(truth: Tensor) -> float:
     return shares[shares > 0].mean().item()
 
 
-def chance_of(labels: Tensor, *, balanced: bool = False) -> float:
+def chance_of(labels: Tensor, classes: int, *, balanced: bool = False) -> float:
     """Return the score of a model that ignores the image.
 
     Args:
         labels: Class numbers, (n,), or multi-label targets, (n, k) bool, for which it is the mAP of a random order.
+        classes: Number of classes, also of those that the labels lack.
         balanced: Whether the model guesses each class equally often, instead of always the most frequent class. This is
             also chance for the balanced accuracy.
     """
     if is_multi_label(labels):
         return share_of_class(labels)
-    return 1 / len(labels.unique()) if balanced else chance(labels.tolist())
+    return 1 / classes if balanced else chance(labels.tolist())
 
 
 def balanced_accuracy(correct: Tensor, labels: Tensor) -> float:

@@ -139,6 +139,7 @@ def mean_iou(counts: Tensor) -> Tensor:
 def interval_of_miou(counts: Tensor) -> tuple[float, float]:
     """Return the 95 % interval of the mean IoU over images, by the percentile bootstrap, from counts (n, 3, k)."""
     generator = torch.Generator().manual_seed(0)
+    counts = counts[counts[:, 2].any(1)]  # without images whose pixels are all ignored
     n = len(counts)
     drawn = torch.randint(n, (_SAMPLES, n), generator=generator)
     weights = torch.zeros(_SAMPLES, n, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(_SAMPLES, n).double())

@@ -130,10 +130,17 @@ def trend(steps: Sequence[int], values: Sequence[float]) -> tuple[int, int] | No
     return 0, next(step for step, value in zip(steps, values, strict=True) if abs(value - mean) <= deviation)
 
 
-def bootstrap(values: "np.ndarray") -> list[Interval]:
+def bootstrap(values: "np.ndarray", low: float, high: float) -> list[Interval]:
     """Return the percentile bootstrap interval of each row's mean over images: (e, m) -> e intervals.
 
-    The resamples are the same for all rows and calls (Efron and Tibshirani 1993, chapter 13).
+    The resamples are the same for all rows and calls (Efron and Tibshirani 1993, chapter 13). If all values of a row
+    are equal, its resamples do not vary. The interval then contains the means with the largest share of other values
+    that is consistent with none among m images (Clopper and Pearson 1934).
+
+    Args:
+        values: Values in [low, high].
+        low: The lowest possible value.
+        high: The highest possible value.
     """
     import numpy as np
     from scipy import stats
@@ -142,7 +149,11 @@ def bootstrap(values: "np.ndarray") -> list[Interval]:
         (values,), np.mean, n_resamples=_RESAMPLES, batch=_HELD, vectorized=True, axis=1, confidence_level=LEVEL,
         method="percentile", rng=np.random.default_rng(0),
     ).confidence_interval  # fmt: skip
-    return [Interval(float(low), float(high)) for low, high in zip(interval.low, interval.high, strict=True)]
+    unseen = 1 - ((1 - LEVEL) / 2) ** (1 / values.shape[1])
+    constant = np.ptp(values, axis=1) == 0
+    lows = np.where(constant, values[:, 0] - unseen * (values[:, 0] - low), interval.low)
+    highs = np.where(constant, values[:, 0] + unseen * (high - values[:, 0]), interval.high)
+    return [Interval(*ends) for ends in zip(lows.tolist(), highs.tolist(), strict=True)]
 
 
 def of_seeds(first: Sequence[float], second: Sequence[float] | None = None) -> Interval | None:

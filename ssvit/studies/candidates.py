@@ -82,8 +82,11 @@ class Sample:
 
     def sources(self, data: Data) -> list[Source]:
         """Return the training and the held-out images that are measured."""
-        limits = (data.train, self.options.train_images), (data.test_or_validation[1], self.options.test_images)
-        return [subset(source, images=min(limit, len(source))) for source, limit in limits]
+        train, (_, test), limits = data.train, data.test_or_validation, self.options
+        return [
+            subset(train, images=min(limits.train_images, len(train))),
+            subset(test, images=min(limits.test_images, len(test)), balanced=False),
+        ]
 
     def encoder(self, path: str, name: str | None = None) -> Candidate:
         """Return the frozen features of an encoder, and print the origin of existing weights.

@@ -93,7 +93,9 @@ class FirstLook:
         self.part, test = self.data.test_or_validation
         typed = {name: value for name, value in line.typed.items() if name.partition(".")[0] == "data"}
         chosen = options.train_images, options.test_images, options.precision
-        identity = json.dumps([_VERSION, self.data.train.fingerprint, test.fingerprint, chosen, typed], default=str)
+        contents = [source.contents for source in self.sample.sources(self.data)]  # sizes alone may stay the same
+        images_of = self.data.train.fingerprint, test.fingerprint, contents
+        identity = json.dumps([_VERSION, images_of, chosen, typed], default=str)
         self.report: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
             self.report = json.loads((folder / _FILE).read_text())

@@ -62,7 +62,8 @@ def read_tables(folders: Iterable[Path]) -> dict[str, Row]:
 
 
 def _is_held_out(row: Row) -> bool:
-    return any(option.startswith("development=") for option in row["protocol"]["options"])
+    chosen = (option.partition("=") for option in row["protocol"]["options"])
+    return any(name == "development" and value != "null" for name, _, value in chosen)
 
 
 def curve(

@@ -24,6 +24,7 @@ from ssvit.engine import atomic_io
 from ssvit.errors import Failure, OptionError, UserError, print_lines
 from ssvit.figures.base import Figure
 from ssvit.studies import methods
+from ssvit.studies.comparison import TEST_OR_VALIDATION, scored
 from ssvit.training.budget import schedule
 from ssvit.training.options import RunOptions
 from ssvit.values import text_of, value_of
@@ -34,7 +35,6 @@ _NAMED_BY_ROOT = ("folder", "huggingface", "shards")  # data sets whose images a
 _CHOICES = ("data", "encoder")  # choices of a study, whose defaults are not those of pre-training
 _SUBSET = "subset.images="
 _PAIRS = 3  # measurements of a step and the reference
-_REPORTED = ("test/accuracy", "validation/accuracy", "test/map", "validation/map")
 
 Names = Annotated[Sequence[Name], Distinct, MinLen(1), Expect("a list of one or more different names")]
 Typed = Annotated[Sequence[Name], Expect("a list of options")]
@@ -280,7 +280,7 @@ class Trials:
 
     def tested(self, name: str) -> float:
         """Return the final accuracy of a supervised run."""
-        return [row[key] for row in rows(self.folder / name) for key in row if key in _REPORTED][-1]
+        return scored(rows(self.folder / name), TEST_OR_VALIDATION)[-1].accuracy
 
     def write(self, name: str, row: Mapping[str, Any]) -> None:
         """Write a row of the table, with protocol and versions."""

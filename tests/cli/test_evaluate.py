@@ -27,7 +27,7 @@ from ssvit.data.sources.memory import Memory
 from ssvit.errors import OptionError, UserError
 from ssvit.evaluation.features import Pixels, extract
 from ssvit.evaluation.probes.base import Probe, Result
-from ssvit.evaluation.probes.options import Logistic, Ridge
+from ssvit.evaluation.probes.options import Knn, Logistic, Ridge
 from ssvit.evaluation.report.figures import confusion, neighbours
 from ssvit.evaluation.report.scores import Split, score
 from ssvit.retrieval.options import encoder_of
@@ -93,6 +93,15 @@ def test_the_balanced_accuracy_is_that_of_a_library_and_few_shots_are_compared_w
         np.mean([few.per_image[""].numpy()[labels == label].mean() for label in (0, 1)])
     )
     assert (found.chance, few.chance) == (10 / 13, 0.5)
+    one_class = replace(split, test=replace(test, values={"pixels": test.values["pixels"][:10]}, indices=rows[:10]))
+    assert (one_class.chance(), one_class.chance(balanced=True)) == (1, 0.5)
+
+
+def test_standardised_neighbours_are_named(split):
+    plain, standardized = (Knn(k=5, standardize=is_scaled).build() for is_scaled in (False, True))
+    titles = [score("knn", probe, split, quiet).title for probe in (plain, standardized)]
+    assert titles == [plain.title, standardized.title]
+    assert score("knn_standardized", standardized, split, quiet).title == standardized.title
 
 
 class Fixed(Probe):

@@ -177,6 +177,19 @@ def test_one_training_image_has_no_neighbours(tried, tmp_path, capsys):
     assert "class 1 (red)" in capsys.readouterr().out
 
 
+def test_replaced_files_of_the_same_size_are_measured_again(tried, tmp_path):
+    folder = pictures(tmp_path / "photos", "red", "green")
+    files = [path.rename(path.with_suffix(".bmp")) for path in sorted(folder.rglob("*.png"))]
+    for path in files:
+        Image.open(path).save(path)
+    before = tried(folder).metrics["encoders"][PIXELS]["probes"]["ridge"]["value"]
+    size = files[0].stat().st_size
+    for path in files:
+        Image.new("RGB", (10, 8), (100, 50, 50)).save(path)
+    assert files[0].stat().st_size == size
+    assert tried(folder).metrics["encoders"][PIXELS]["probes"]["ridge"]["value"] < before
+
+
 def test_another_precision_is_measured_again(tried, tmp_path, capsys):
     folder = pictures(tmp_path / "photos", "red", "green")
     tried(folder, precision=32)

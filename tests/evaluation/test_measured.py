@@ -99,6 +99,14 @@ def test_a_result_replaces_the_former_one_of_its_checkpoint(tmp_path, images):
     assert len(content["fingerprints"].split()) == 20
 
 
+def test_baselines_of_two_architectures_are_both_kept(tmp_path, images):
+    for run, accuracy in (("a", 0.5), ("b", 0.25), ("b", 0.3)):
+        values = {run: {"ridge": (0.9, None)}, "random weights": {"ridge": (accuracy, None)}}
+        measured.keep(tmp_path, images, "test", values, train_images=10, paths={run: run}, baselines_of=run)
+    kept = [row["accuracy"] for row in stored(tmp_path)["results"] if row["encoder"] == "random weights"]
+    assert kept == [0.5, 0.3]
+
+
 def test_a_result_of_fewer_training_images_replaces_none_of_more_and_is_marked(tmp_path, images):
     values = {"run": {"ridge": (0.9, None)}}, {"run": {"ridge": (0.4, None)}}, {"other": {"ridge": (0.6, None)}}
     for count, accuracies in zip((20, 10, 10), values, strict=True):

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binom, norm
+from scipy.stats import binom, binomtest, norm
 
 from ssvit.evaluation.statistics import (
     Interval,
@@ -69,10 +69,23 @@ def test_a_curve_that_flattens_has_not_risen_since_the_bend():
 
 def test_intervals_of_means_are_those_of_their_errors():
     values = np.random.default_rng(1).normal(size=(3, 4000)) * [[1], [2], [3]]
-    for row, interval in zip(values, bootstrap(values), strict=True):
+    for row, interval in zip(values, bootstrap(values, -1, 1), strict=True):
         error = row.std(ddof=1) / math.sqrt(4000)
         assert interval == pytest.approx((row.mean() - 1.96 * error, row.mean() + 1.96 * error), abs=0.25 * error)
-    assert bootstrap(values) == bootstrap(values)
+    assert bootstrap(values, -1, 1) == bootstrap(values, -1, 1)
+
+
+@pytest.mark.parametrize(("images", "significant"), [(2, False), (5, False), (6, True), (100, True)])
+def test_equal_values_are_significant_if_a_sign_test_is(images, significant):
+    better, equal = np.ones((1, images)), np.zeros((1, images))
+    assert (binomtest(images, images).pvalue < 0.05) == significant
+    ((low, high),) = bootstrap(better, -1, 1)
+    assert ((low > 0), high) == (significant, 1)
+    ((low, high),) = bootstrap(equal, -1, 1)
+    assert low == -high < 0
+    ((low, high),) = bootstrap(better, 0, 1)
+    exact = binomtest(images, images).proportion_ci(0.95, method="exact")
+    assert (low, high) == pytest.approx((exact.low, 1))
 
 
 def test_a_detectable_difference_is_found_four_times_in_five():

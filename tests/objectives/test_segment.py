@@ -184,6 +184,8 @@ def test_measures_are_those_of_scikit_learn_and_of_a_bootstrap_by_loops():
     assert mean_iou(counts.sum(0)).item() == pytest.approx(jaccard_score(truth[known], answers[known], average="macro"))
     drawn = [mean_iou(counts[generator.integers(0, 30, 30)].sum(0)).item() for _ in range(2000)]
     assert interval_of_miou(counts) == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=0.01)
+    nothing_known = torch.zeros(30, *counts.shape[1:], dtype=counts.dtype)
+    assert interval_of_miou(torch.cat([nothing_known, counts])) == interval_of_miou(counts)
 
 
 def evaluated() -> dict[str, float]:

@@ -318,7 +318,7 @@ def test_a_table_has_rows_of_test_images_and_those_of_held_out_images_only_if_th
 
     write("lever", ["development=0.1"], "knn")
     assert {row["objective"] for row in methods.read_tables([tmp_path]).values()} == {"lever/lever"}
-    write("entry", [], "knn")
+    write("entry", ["development=null"], "knn")
     write("other", [], "ridge")
     rows = methods.read_tables([tmp_path])
     assert {row["objective"] for row in rows.values()} == {"entry/entry", "other/other"}

@@ -189,5 +189,9 @@ def test_one_axis_is_varied_at_a_time_and_then_the_model_as_a_whole(commands, tm
     assert {key[1] for key in lines} == {"depth", "width", "mlp", "patch", "all"}
     for (_, varied), line in lines.items():
         assert sorted(point["varied"] for point in line) == sorted(["base", varied])
+    with pytest.raises(UserError, match=r"^table=.* has base="):
+        scaling.command.call(
+            [*axes, "width=[128]", "mlp=[256,128]", "objectives=[mae]", "vary=one", "name=s", "finetune=[]"]
+        )
     with pytest.raises(UserError, match=r"^width="):
         scaling.command.call(["depth=[6,12]", "width=[64,128,192]", "objectives=[mae]", "vary=one", "name=t"])

@@ -293,14 +293,22 @@ def split_data(
     return Data(train, validation, test, train.classes, "; ".join(lines))
 
 
-def subset(source: Source, *, part: Sequence[float] = (0, 1), images: int | None = None, seed: int = 0) -> Source:
+def subset(
+    source: Source,
+    *,
+    part: Sequence[float] = (0, 1),
+    images: int | None = None,
+    seed: int = 0,
+    balanced: bool = True,
+) -> Source:
     """Return a subset of a source, in its order; see `source_options.Subset`.
 
     Args:
         source: The source.
         part: Interval [from, to) of hashes in [0, 1) of the images to take.
-        images: Number of images, balanced over the classes; None for all in the interval.
+        images: Number of images; None for all in the interval.
         seed: Seed of the hash.
+        balanced: Whether as many images of each class are taken, as far as possible, instead of a random sample.
 
     Raises:
         OptionError: There are fewer images than requested, or none.
@@ -314,7 +322,7 @@ def subset(source: Source, *, part: Sequence[float] = (0, 1), images: int | None
     if len(chosen) < (images or 1):
         name, value = ("part", [low, high]) if images is None else ("images", images)
         raise OptionError(name, value, f"must be at most {len(chosen)}, the number of images")
-    if images is not None and source.labels is not None:
+    if balanced and images is not None and source.labels is not None:
         # Take the first image of each class, then the second of each, and so on. A multi-label image is taken at the
         # first turn of any of its classes; images without a class count as one more class.
         labels = source.labels[chosen]

@@ -45,7 +45,7 @@ _TWO_SIDED = 1.96  # half-width of a 95 % interval in standard errors
 class Probing(PlottingEvaluator):
     """Probe the features after each layer and the final norm, with the pooling of the encoder.
 
-    Images are sampled from train and test, balanced over the classes, and read once, when the evaluator is built.
+    Images are sampled from train, balanced over the classes, and from test, and read once, when the evaluator is built.
 
     Args:
         options: Options of the probes of a run.
@@ -82,11 +82,13 @@ class Probing(PlottingEvaluator):
             self.remarks = [f"no probes: the {which} have no labels"]
             return
         self._train = self._read(subset(train, images=min(options.train_images, len(train))), transform)
-        self._test = self._read(subset(test, images=min(options.test_images, len(test))), transform)
+        self._test = self._read(subset(test, images=min(options.test_images, len(test)), balanced=False), transform)
         train_labels, test_labels = self._train.labels, self._test.labels
         assert train_labels is not None
         assert test_labels is not None
-        self._chance = {balanced: chance_of(test_labels, balanced=balanced) for balanced in (False, True)}
+        self._chance = {
+            balanced: chance_of(test_labels, len(test.classes), balanced=balanced) for balanced in (False, True)
+        }
         self._multi_label = is_multi_label(test_labels)
         self.images = len(self._train) + len(self._test)
         for name, probe in probes.items():

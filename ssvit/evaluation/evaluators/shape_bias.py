@@ -11,7 +11,7 @@ from torch import Tensor
 from ssvit.data.sources.shapes import conflicts
 from ssvit.evaluation.evaluators.base import Evaluation, Evaluator
 from ssvit.evaluation.evaluators.options import ShapeBias as ShapeBiasOptions
-from ssvit.evaluation.statistics import standard_error
+from ssvit.evaluation.statistics import of_accuracy
 from ssvit.figures.plot import History
 from ssvit.objectives.classify import Classify
 
@@ -52,9 +52,10 @@ class ShapeBias(Evaluator):
         predictions = torch.cat([objective.logits(batch.to(device)).argmax(1).cpu() for batch in batches])
         metrics = shape_bias(predictions, scenes.labels, textures)
         bias, decided = metrics["shape_bias"], metrics["shape"] + metrics["texture"]
-        error = 1.96 * standard_error(bias, decided * self.images) if decided else math.nan
+        low, high = of_accuracy(bias, round(decided * self.images)) if decided else (math.nan, math.nan)
         line = (
-            f"shape bias {100 * bias:.1f} ± {100 * error:.1f} % on {self.images:,} images with conflicting cues: "
+            f"shape bias {100 * bias:.1f} % (95 % interval {100 * low:.1f} to {100 * high:.1f}) "
+            f"on {self.images:,} images with conflicting cues: "
             f"{100 * metrics['shape']:.1f} % by shape, {100 * metrics['texture']:.1f} % by texture"
         )
         return Evaluation(metrics=metrics, lines=[line])

@@ -79,6 +79,11 @@ class Probe:
         return "probe"
 
     @property
+    def variant(self) -> str:
+        """Return the options that distinguish its accuracies in titles, such as "standardized", or ""."""
+        return ""
+
+    @property
     def title(self) -> str:
         """Return the name for display."""
         return title(self.name)
@@ -130,11 +135,13 @@ def check_labels(probe: Probe, train: Tensor, test: Tensor, classes: Sequence[st
 
     Raises:
         OptionError: If an option does not suit the number of images.
-        UserError: If the labels are multi-label and the probe is not, if there are fewer than two classes, or if the
-            labels do not suffice.
+        UserError: If the labels are multi-label and the probe is not, if there are fewer than two classes, if no test
+            image has one, or if the labels do not suffice.
     """
     if probe.truth == "labels" and is_multi_label(train) and not probe.multi_label:
         raise UserError(f"{probe.title} does not support multi-label images")
     if probe.truth == "labels" and len(classes) < 2:
         raise UserError(f"{probe.title} requires images of at least two classes")
+    if probe.truth == "labels" and is_multi_label(test) and not test.any():
+        raise UserError(f"{probe.title} requires test images with a class; none has one")
     probe.check_classes(train, test, classes)

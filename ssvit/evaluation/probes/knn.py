@@ -34,12 +34,15 @@ class Knn(Probe):
 
     @property
     def name(self) -> str:
-        """Return the name, such as knn20, with the index if it is not exact."""
-        options = self.options
-        parts = [f"knn{options.k[-1]}", "standardized" * options.standardize]
-        if not isinstance(options.index, Flat | None):
-            parts.append(type(options.index).__name__.lower())
-        return "_".join(filter(None, parts))
+        """Return the name, such as knn20, with its variant."""
+        return "_".join(filter(None, [f"knn{self.options.k[-1]}", self.variant]))
+
+    @property
+    def variant(self) -> str:
+        """Return "standardized", the index if it is not exact, or both."""
+        index = self.options.index
+        approximate = "" if isinstance(index, Flat | None) else type(index).__name__.lower()
+        return "_".join(filter(None, ["standardized" * self.options.standardize, approximate]))
 
     def check_classes(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
         """Raise OptionError unless the largest k is below the number of training images."""

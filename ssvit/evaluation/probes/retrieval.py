@@ -42,6 +42,11 @@ class Retrieval(Probe):
         """Return the name, retrieval or retrieval_standardized."""
         return "retrieval" + "_standardized" * self.options.standardize
 
+    @property
+    def variant(self) -> str:
+        """Return "standardized" or ""."""
+        return "standardized" * self.options.standardize
+
     def check_classes(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
         """Raise OptionError unless the largest k is below the number of training images."""
         check_k(self.options.k[-1], len(train_labels), excludes=True)

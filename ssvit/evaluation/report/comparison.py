@@ -87,7 +87,7 @@ def compare_encoders(scores: Sequence[Scores], encoder: str) -> list[Standing]:
 def _standings(result: Scores, encoder: str) -> list[Standing]:
     values = np.stack([per_image.numpy() for per_image in result.per_image.values()])
     differences = values[0] - values
-    intervals = statistics.bootstrap(np.concatenate([values, differences]))
+    intervals = [*statistics.bootstrap(values, 0, 1), *statistics.bootstrap(differences, -1, 1)]
     return [
         Standing(
             probe=result.title,

@@ -138,14 +138,18 @@ def features_of_probes(
 
 
 def fewer(data: Data, train_images: int | None, test_images: int | None) -> Data:
-    """Reduce the training and the reported images to these numbers (None: all) and drop other splits."""
+    """Reduce the training and the reported images to these numbers (None: all) and drop other splits.
+
+    Training images are balanced over the classes; the reported images are a random sample, so that accuracies apply to
+    all of them.
+    """
     part, test = data.test_or_validation
-    train, test = (
-        source if images is None else subset(source, images=min(images, len(source)))
-        for images, source in ((train_images, data.train), (test_images, test))
-    )
+    if train_images is not None:
+        data = replace(data, train=subset(data.train, images=min(train_images, len(data.train))))
+    if test_images is not None:
+        test = subset(test, images=min(test_images, len(test)), balanced=False)
     is_test = part == "test"
-    return replace(data, train=train, validation=None if is_test else test, test=test if is_test else None)
+    return replace(data, validation=None if is_test else test, test=test if is_test else None)
 
 
 def encoders_of(

@@ -63,7 +63,8 @@ class Split:
 
     def chance(self, *, balanced: bool = False) -> float | None:
         """Return the chance level on the test images, see `chance_of`; None without labels."""
-        return None if self.test.labels is None else chance_of(self.test.labels, balanced=balanced)
+        labels = self.test.labels
+        return None if labels is None else chance_of(labels, len(self.classes), balanced=balanced)
 
     @property
     def is_multi_label(self) -> bool:
@@ -93,6 +94,7 @@ class Scores:
         per_image: Scores of single images with these feature sets, see `Result.per_image`; empty if only one image is
             measured, since the uncertainty is then unknown.
         remark: Remark of the probe on the training images, see `Probe.remark`.
+        variant: Options of the probe in its title, see `Probe.variant`.
     """
 
     probe: str
@@ -110,11 +112,13 @@ class Scores:
     chosen: Mapping[str, str] = field(default_factory=dict)
     per_image: Mapping[str, Tensor] = field(default_factory=dict)
     remark: str = ""
+    variant: str = ""
 
     @property
     def title(self) -> str:
         """Return the title of the probe with its last column."""
-        return title(self.probe, self.columns[-1])
+        name = self.probe if self.variant in self.probe else f"{self.probe}_{self.variant}"
+        return title(name, self.columns[-1])
 
     @property
     def is_above_chance(self) -> bool:
@@ -175,4 +179,5 @@ def score(name: str, probe: Probe, split: Split, progress: Callable[[int, int], 
         chosen=chosen,
         per_image={name: values for name, values in per_image.items() if len(values) > 1},
         remark="" if split.train.labels is None else probe.remark(split.train.labels, split.classes),
+        variant=probe.variant,
     )

@@ -243,6 +243,10 @@ def test_a_subset_is_balanced_and_parts_are_disjoint():
     assert shown() == list(range(90))
     unbalanced = source.take(torch.tensor([0, 1, 2, 3, 6, 9]))  # four of the first class, one of each other
     assert Counter(subset(unbalanced, images=4).labels.tolist()) == {0: 2, 1: 1, 2: 1}
+    first = torch.arange(4000) % 10 == 0
+    source = Memory(torch.zeros(4000, 1, 1, 1, dtype=torch.uint8), first.long(), ("a", "b"))
+    shares = [subset(source, images=400, balanced=balanced).labels.double().mean() for balanced in (True, False)]
+    assert shares == pytest.approx([0.5, 0.1], abs=0.05)
 
 
 def test_an_impossible_subset_is_named():

@@ -139,6 +139,7 @@ def test_images_of_several_classes_are_measured_or_refused_in_one_line(name):
         return
     assert probe.multi_label
     check_labels(probe, train.labels, test.labels, CLASSES)
+    assert "none has one" in str(error_of(check_labels, probe, train.labels, torch.zeros_like(test.labels), CLASSES))
     result = probe(train, test, choose=True)
     assert 0 <= [*result.scores.values()][-1] <= 1
     assert result.choice_images is None

@@ -62,9 +62,9 @@ def test_a_table_has_each_difference_with_its_interval():
     title, score, interval, chance, balanced, random, other, features = rows[1]
     assert (title, score, chance, features) == (one.title, f"{100 * own.mean():.1f}", "10.0", "x")
     assert (balanced, rows[2][4]) == ("45.6", "\N{EN DASH}")
-    low, high = bootstrap(own[None])[0]
+    low, high = bootstrap(own[None], 0, 1)[0]
     assert interval == f"{100 * low:.1f} to {100 * high:.1f}"
-    gain, (low, high) = own.mean() - far.mean(), bootstrap((own - far)[None])[0]
+    gain, (low, high) = own.mean() - far.mean(), bootstrap((own - far)[None], -1, 1)[0]
     assert random == f"+{100 * gain:.1f} (+{100 * low:.1f} to +{100 * high:.1f})*"
     assert other.endswith(f", detectable {100 * detectable(own - near[::-1]):.1f}")
     assert [*rows[2][1:4], *rows[2][5:7]] == [score, "\N{EN DASH}", chance, f"+{100 * gain:.1f}", "+0.5"]
