@@ -13,7 +13,7 @@ SHAPE = {
     "image_size": [32, 48], "patch_size": 8, "width": 48, "depth": 2, "heads": 4, "mlp_width": 80,
     "mean": [0.4, 0.5, 0.6], "std": 0.25,
 }  # fmt: skip
-CLASSES = ("cat", "dog", "emu")
+CLASSES = ("cat", "dog", "caf\udce9")  # the last one is not UTF-8
 
 
 def encoder(**changes):

@@ -59,7 +59,8 @@ def _write(
     encoder, head = (model.encoder, model) if isinstance(model, Head) else (model, None)
     classes = () if head is None else head.classes
     with within("view"):
-        view = CenterCrop(**{**(manifest.get("view") or {}), "size": encoder.image_size})
+        trained = CenterCrop(**{"size": encoder.image_size, **(manifest.get("view") or {})})
+        view = trained.for_size(encoder.image_size)
     pixels = {name: manifest.get(name) for name in ("range", "background")}
     description = preprocessing.sentence(view, pixels["range"], pixels["background"])
     is_scaled = pixels["range"] and options.format != OURS  # ssvit reads the range from its own format

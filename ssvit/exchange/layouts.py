@@ -48,7 +48,7 @@ def _read_timm(folder: Path) -> dict[str, Any]:
         "mean": pretrained.get("mean"),
         "std": pretrained.get("std"),
         "gelu": _TIMM_GELUS[activation],
-        "pooling": _TIMM_POOLINGS.get(str(arguments.get("global_pool"))),
+        "pooling": _TIMM_POOLINGS.get(str(arguments.get("global_pool") or config.get("global_pool"))),
     }
 
 

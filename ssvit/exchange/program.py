@@ -105,7 +105,7 @@ def write(program: Program, metadata: Mapping[str, object], path: Path) -> None:
             for traced_node in traced.graph.nodes:
                 traced_node.meta.pop("stack_trace", None)  # contains paths
             traced.example_inputs = None
-            torch.export.save(traced, path, extra_files={METADATA: json.dumps(metadata, ensure_ascii=False)})
+            torch.export.save(traced, path, extra_files={METADATA: json.dumps(metadata)})
             return
         written = torch.onnx.export(
             traced, input_names=[graph.INPUT], output_names=program.outputs, dynamo=True, verbose=False
@@ -116,7 +116,7 @@ def write(program: Program, metadata: Mapping[str, object], path: Path) -> None:
         node.metadata_props.clear()
         node.doc_string = None
     for name, value in metadata.items():
-        model.metadata_props[name] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        model.metadata_props[name] = value if isinstance(value, str) else json.dumps(value)
     written.save(path)
 
 

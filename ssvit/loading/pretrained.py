@@ -171,8 +171,13 @@ def _pixels_of_encoder(checkpoint: Checkpoint, arguments: Mapping[str, object]) 
     options, pixels = {"image_size": checkpoint.encoder["image_size"]}, pixel_format(checkpoint)
     if pixels.background is not None:
         options["background"] = pixels.background
-    if (view := eval_transform(checkpoint)).fit != "cover":
+    view = eval_transform(checkpoint)
+    if "data.image_size" in arguments:
+        view = view.for_size(pair("image_size", arguments["data.image_size"]))
+    if view.fit != "cover":
         options |= {"view.fit": view.fit, "view.resize": None}
+    elif "data.view.fit" not in arguments:
+        options["view.resize"] = view.resize
     is_rgb = pixels.channels == 3 and pixels.range is None
     if not is_rgb and arguments.get("data.channels", pixels.channels) == pixels.channels:
         options |= vars(pixels) | {name: checkpoint.encoder[name] for name in ("mean", "std")}

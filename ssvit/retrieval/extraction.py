@@ -86,7 +86,8 @@ class Extraction:
         source = options.data
         if source is not None and "data.view.fit" in typed_names:
             fit = source.view.fit
-        self.transform = trained_view.for_size(self.image_size).changed(fit=fit)
+        resize = {} if fit == "cover" else {"resize": None}
+        self.transform = trained_view.for_size(self.image_size).changed(fit=fit, **resize)
         formats = {name: getattr(source, name) for name in PixelFormat.model_fields if f"data.{name}" in typed_names}
         with within("data"):
             self.pixels = self.pixels.changed(**formats)

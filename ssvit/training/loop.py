@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -98,7 +99,9 @@ class Stop:
             yield batch
 
     def __enter__(self) -> "Stop":
-        self._former = {signum: signal.signal(signum, self._request) for signum in (signal.SIGTERM, signal.SIGINT)}
+        is_main = threading.current_thread() is threading.main_thread()  # others cannot receive signals
+        signums = (signal.SIGTERM, signal.SIGINT) if is_main else ()
+        self._former = {signum: signal.signal(signum, self._request) for signum in signums}
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -364,6 +364,14 @@ def test_how_evaluation_fits_images_travels_with_the_checkpoint(outputs, tool, t
     assert (found - middle.topk(len(found)).values).abs().max() > 1e-4
 
 
+@pytest.mark.parametrize(("options", "resize"), [((), 24), (("data.image_size=32",), 48), (("data.fit=pad",), None)])
+def test_the_size_before_the_crop_is_that_of_the_checkpoint(outputs, tool, tmp_path, options, resize):
+    tool("finetune", *SHORT, *ONE_STEP, "data.view.resize=24", "name=resized")
+    for command in ("finetune", "evaluate"):
+        given = f"outputs={outputs}", f"checkpoint={outputs}/resized", f"data={tmp_path}", *options
+        assert composed(*given, tool=command)["data"]["view"]["resize"] == resize
+
+
 def test_parts_are_trained_and_every_tool_reads_what_they_left(outputs, tool, tmp_path):
     """LoRA with balanced weights: the checkpoint has the small matrices, and all that loads it has them merged."""
     options = ("objective.trained=head", "objective.lora={rank: 2, alpha: 4}", "objective.class_weights=balanced",

@@ -128,8 +128,9 @@ def test_a_folder_a_table_and_the_layouts_of_voc_and_ade20k(tmp_path):
     assert len(data.train) == len(data.validation) == 1
     assert len(data.train.mask_classes) == 21
     assert data.validation.mask(0).numpy().tolist() == np.where(numbers(1) == 2, 255, numbers(1)).tolist()
-    (lists / "val.txt").write_text("\n")
-    assert "val.txt: " in str(error_of(Voc(root=str(voc)).build))
+    for content in (b"\n", b"caf\xe9\n", b"y z\n"):
+        (lists / "val.txt").write_bytes(content)
+        assert "val.txt: " in str(error_of(Voc(root=str(voc)).build))
 
 
 def test_masks_that_cannot_be_used_are_named(tmp_path):

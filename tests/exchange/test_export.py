@@ -131,6 +131,13 @@ def test_timm_makes_the_pixels_of_the_evaluation(size, resize, pictures, tmp_pat
         assert levels.max() < 2.01  # Pillow rounds each pass otherwise than torch
 
 
+def test_an_export_at_another_size_shows_the_same_part_of_an_image(tmp_path):
+    view = {"size": 16, "resize": 20, "fit": "cover"}
+    folder, _ = written(encoder(image_size=32), tmp_path, "timm", manifest={"step": 3, "view": view})
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True)
+    assert timm.data.resolve_model_data_config(model)["crop_pct"] == pytest.approx(16 / 20)
+
+
 @torch.no_grad()
 def test_transformers_opens_an_export_for_timm(tmp_path):
     model, view = classifier(image_size=32), {"size": 32, "resize": 36}

@@ -1,5 +1,7 @@
 """Rotary positions and SwiGLU, as DINOv3 and DINOv2's giant have them: equations, files, a command."""
 
+import json
+
 import peers
 import pytest
 import tiny
@@ -60,6 +62,13 @@ def test_the_periods_are_the_files(tmp_path):
     for name, periods in (("dinov3", ours.bfloat16().float()), ("timm_dinov3", ours)):
         peer = peers.PEERS[name](tmp_path)
         assert torch.equal(reading.read_foreign(peer.path, peer.told).weights()["encoder.rotary.periods"], periods)
+
+
+@pytest.mark.parametrize("arguments", [{"model_args": {"global_pool": "avg"}}, {"global_pool": "avg"}])
+def test_the_pooling_is_that_of_timms_configuration(tmp_path, arguments):
+    peer = peers.timm_dinov3(tmp_path)
+    (peer.path.parent / "config.json").write_text(json.dumps({"architecture": "vit_small_patch16_dinov3"} | arguments))
+    assert reading.read_foreign(peer.path, peer.told).arguments["pooling"] == "patch_mean"
 
 
 def test_files_of_others_are_refused(tmp_path):

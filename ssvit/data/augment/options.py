@@ -202,11 +202,16 @@ class CenterCrop(Crop, View):
     @property
     def note(self) -> str:
         """Return a line of output on how images of other aspect ratios are shown."""
-        way = {"cover": "and crops their centre", "pad": "and pads them", "squash": "without their aspect ratio"}[
-            self.fit
-        ]
         size = "x".join(map(str, self.size))
-        return f"evaluation resizes images to {size} pixels {way} (data.fit=crop, pad or stretch)"
+        cover = f"{size} pixels and crops their centre"
+        if (self.resize or 0) > min(self.size):
+            cover = f"{self.resize} pixels on the shorter side and crops their centre of {size}"
+        way = {
+            "cover": cover,
+            "pad": f"{size} pixels and pads them",
+            "squash": f"{size} pixels without their aspect ratio",
+        }
+        return f"evaluation resizes images to {way[self.fit]} (data.fit=crop, pad or stretch)"
 
     def for_size(self, size: tuple[int, int]) -> Self:
         """Return the options of a transform that shows the same part of an image at another size (height, width)."""

@@ -417,6 +417,20 @@ def number_labels(
     return table, classes
 
 
+def note_on_missing(labels: Sequence[Label], name: Callable[[int], str]) -> str:
+    """Return a sentence on labels that `number_labels` does not use since some images have no class, or "".
+
+    Args:
+        labels: As in `number_labels`.
+        name: Returns the name of an image.
+    """
+    missing = [index for index, label in enumerate(labels) if label is None]
+    if len(missing) in (0, len(labels)):
+        return ""
+    share = f"{len(missing):,} of {len(labels):,} images"
+    return f"the labels are not used, since {share} have none, such as {printable(name(missing[0]))}"
+
+
 def is_multi_label(labels: Tensor) -> bool:
     """Return whether labels are multi-label, (n, k) bool, instead of (n,) int64."""
     return labels.ndim == 2

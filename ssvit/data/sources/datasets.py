@@ -7,10 +7,11 @@ import io
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from ssvit.data.sources import datasets_options, decode, rasters
 from ssvit.data.sources.base import Data, Label, Source, number_labels, split_data
 from ssvit.data.sources.base_options import ImageFiles
 from ssvit.data.sources.files import Encoded, Files
-from ssvit.data.sources.folder import list_images
+from ssvit.data.sources.folder import list_images, unused_folders
 from ssvit.data.sources.memory import Memory
 from ssvit.data.sources.shards import open_shards
 from ssvit.data.sources.splits import AUTO, Items, Splits, are_like_splits
@@ -33,7 +34,12 @@ _COMPOSITED = 4  # maximum number of those with an alpha channel that are decode
 
 
 def read_splits(
-    options: ImageFiles, splits: Splits, names: Sequence[str], read: Callable[[Items, Sequence[str]], Source]
+    options: ImageFiles,
+    splits: Splits,
+    names: Sequence[str],
+    read: Callable[[Items, Sequence[str]], Source],
+    *,
+    unused: Collection[str] = (),
 ) -> Data:
     """Read the splits of a data set.
 
@@ -44,6 +50,7 @@ def read_splits(
         splits: Resolved splits.
         names: Name of each split, for messages.
         read: Reads the items of a split with labels that index the training classes; () for the training split itself.
+        unused: Names of further items of the data set.
 
     Raises:
         UserError: The images cannot be read, or validation or test images have a class that training lacks.
@@ -61,8 +68,10 @@ def read_splits(
             raise
         skipped = str(error)
     data = split_data(names, train, validation, test, held_out=options.held_out, seed=options.seed, skipped=skipped)
-    notes = _notes(train) if isinstance(train, Encoded) else ()
-    return replace(data, summary="; ".join([data.summary, *notes]))
+    notes = [train.note, *_notes(train)] if isinstance(train, Encoded) else []
+    if unused:
+        notes.append(f"not used: {printable(', '.join(sorted(unused)))}")
+    return replace(data, summary="; ".join([data.summary, *filter(None, notes)]))
 
 
 def _notes(source: Encoded) -> Iterator[str]:
@@ -119,7 +128,8 @@ def folder(options: datasets_options.Folder) -> Data:
         return Files(files, *numbers, masks=masks, mask_format=options, pixels=options.pixels)
 
     names = ["".join(f"{os.path.basename(os.path.abspath(path))}/" for path in paths) for paths in options.splits]
-    data = read_splits(options, options.splits, names, read)
+    unused = unused_folders(options.root, [*chain(*options.splits)])
+    data = read_splits(options, options.splits, names, read, unused=[f"{name}/" for name in unused])
     if others:
         suffixes = printable(", ".join(f"{suffix} ({count:,})" for suffix, count in others.most_common(5)))
         suffixes += ", ..." if len(others) > 5 else ""
@@ -132,29 +142,32 @@ def folder(options: datasets_options.Folder) -> Data:
     return data
 
 
-def _existing(name: str, masks: list[str]) -> list[str]:
-    """Return the paths of masks; UserError, which begins with a name, if one of them does not exist."""
-    missing = [path for path in masks if not os.path.isfile(path)]
+def _existing(name: str, paths: list[str]) -> list[str]:
+    """Return the paths of images or masks; UserError, which begins with a name, if one of them does not exist."""
+    missing = [path for path in paths if not os.path.isfile(path)]
     if missing:
         raise UserError(
-            f"{name}: {len(missing):,} of {len(masks):,} masks are missing, such as {printable(missing[0])}"
+            f"{name}: {len(missing):,} of {len(paths):,} files are missing, such as {printable(missing[0])}"
         )
-    return masks
+    return paths
 
 
 def voc(options: datasets_options.Voc) -> Data:
     """Build a data set in the layout of Pascal VOC's segmentation; UserError if a file does not exist."""
 
     def read(splits: Items, classes: Sequence[str]) -> Source:
-        with open(options.list_of(splits[0]), encoding="utf-8") as file:
-            names = file.read().split()
+        path = options.list_of(splits[0])
+        try:
+            with open(path, encoding="utf-8") as file:
+                names = file.read().split()
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}: is not encoded in UTF-8: {error.reason}") from None
         if not names:
-            raise UserError(f"{options.list_of(splits[0])}: contains no name of an image")
+            raise UserError(f"{path}: contains no name of an image")
         images, masks = (
-            [os.path.join(options.root, folder, f"{name}{suffix}") for name in names]
+            _existing(path, [os.path.join(options.root, folder, f"{name}{suffix}") for name in names])
             for folder, suffix in (("JPEGImages", ".jpg"), ("SegmentationClass", ".png"))
         )
-        masks = _existing(options.list_of(splits[0]), masks)
         return Files(images, masks=masks, mask_format=options, pixels=options.pixels)
 
     return read_splits(options, options.splits, [f"{', '.join(names)}:" for names in options.splits], read)

@@ -69,9 +69,14 @@ class Encoded(Source):
         classes: Class names.
         pixels: Pixel format of the images.
 
+    Attributes:
+        note: Sentence on labels that are not used, or "".
+
     Raises:
         UserError: A label is out of range.
     """
+
+    note: str = ""
 
     def __init__(self, count: int, labels: Labels, classes: Sequence[str], pixels: PixelFormat) -> None:
         self.labels, self.classes, self.pixels = checked_labels(labels, count, classes), tuple(classes), pixels

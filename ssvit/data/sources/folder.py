@@ -7,7 +7,7 @@ array, count as images only if the folder contains no other images.
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from glob import glob
 from itertools import islice, product
 from pathlib import Path
@@ -127,6 +127,14 @@ def splits(root: str, names: Mapping[str, str | None]) -> Splits:
         if any(_below([entry for entry in entries if entry.name.lower() not in NAMES], _suffixes(entries))):
             return Splits((root,))
     return result
+
+
+def unused_folders(root: str, used: Collection[str]) -> list[str]:
+    """Return the names of the subfolders that hold images, but neither are nor contain one of the used folders."""
+    if root in used:
+        return []
+    others = [entry for entry in _entries(root) if entry.is_dir() and not _shared(tuple(used), (entry.path,))]
+    return [entry.name for entry in others if any(_images(entry.path))]
 
 
 def _shared(paths: Items, other_paths: Items) -> str | None:

@@ -15,13 +15,14 @@ import datasets
 import numpy as np
 
 from ssvit.data.sources import datasets_options, decode
-from ssvit.data.sources.base import Data, Labels, Unreadable, number_labels
+from ssvit.data.sources.base import Data, Label, Labels, Unreadable, note_on_missing, number_labels
 from ssvit.data.sources.datasets import read_splits
 from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.data.sources.files import Encoded, checksum, checksum_of, size_of
 from ssvit.data.sources.splits import AUTO, Items, Splits, resolve, spellings
 from ssvit.errors import OptionError, UserError, printable
 
+_FILES = ("string", "large_string", "binary", "large_binary")
 _CLASSES = ("string", "large_string", "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
 
 
@@ -113,11 +114,15 @@ def hugging_face(options: datasets_options.HuggingFace) -> Data:
         dataset, called = parts[name], f"{options.root}/{name}".rstrip("/")
         if missing := {image, label} - {None, *dataset.column_names}:
             raise UserError(f"{called}: has no column {min(map(str, missing))}, and {splits.train[0]} has")
-        labels = _labels(dataset, label, classes, called)
-        return HubImages(dataset, image, *labels, called=called, pixels=options.pixels)
+        labels, order = _labels(dataset, label)
+        numbers = number_labels(labels, classes or order, source=called)
+        source = HubImages(dataset, image, *numbers, called=called, pixels=options.pixels)
+        source.note = note_on_missing(labels, source.name)
+        return source
 
     names = [", ".join(names) or os.path.basename(os.path.normpath(options.root)) for names in splits]
-    return read_splits(options, splits, [f"{name}:" for name in names], read)
+    unused = parts.keys() - {*chain(*splits)}
+    return read_splits(options, splits, [f"{name}:" for name in names], read, unused=unused)
 
 
 def _splits(options: datasets_options.HuggingFace, parts: Mapping[str, Any]) -> Splits:
@@ -161,6 +166,8 @@ def _columns(options: datasets_options.HuggingFace, features: Mapping[str, Any])
     for option, name in (("image", image), ("label", label)):
         if name is not None and name not in features:
             raise OptionError(option, name, f"must be a column of {columns}")
+    if not isinstance(features[image], datasets.Image) and getattr(features[image], "dtype", "") not in _FILES:
+        raise OptionError("image", image, "must be a column of images, or of the paths or contents of their files")
     if label is not None and not _is_class(_element(features[label]) or features[label]):
         raise OptionError("label", label, "must be a column of classes, names or whole numbers, or of lists of them")
     return image, label
@@ -199,29 +206,24 @@ def _loaded(options: datasets_options.HuggingFace) -> dict[str, Any]:
     return dict(dataset) if isinstance(dataset, datasets.DatasetDict) else {"": dataset}
 
 
-def _labels(dataset: Any, label: str | None, classes: Sequence[str], called: str) -> tuple[Labels, tuple[str, ...]]:
-    """Return the labels of a data set and its class names; None and () if a row has no label.
-
-    The shape is (n,), or (n, k) bool for a column of lists; an empty list means an image without a class.
+def _labels(dataset: Any, label: str | None) -> tuple[list[Label], tuple[str, ...]]:
+    """Return the class of each row, or its classes in a column of lists, and the class names of the data set in order.
 
     Args:
         dataset: The data set.
         label: Name of the column of labels, or None.
-        classes: Class names that the labels index; () takes the classes of the data set.
-        called: Name of the data set in messages.
-
-    Raises:
-        UserError: A class is not among `classes`.
     """
     if label is None:
-        return None, ()
+        return [None] * len(dataset), ()
     feature, values = dataset.features[label], dataset.data.column(label).to_pylist()
     of_list = _element(feature)
     names = getattr(of_list or feature, "names", None)
     rows = values if of_list else [(value,) for value in values]
-    if any(row is None or any(value is None or (names and value < 0) for value in row) for row in rows):
-        return None, ()
-    order = tuple(classes or names or map(str, sorted(set(chain(*rows)))))
+    known = [
+        None if row is None or any(value is None or (names and value < 0) for value in row) else row for row in rows
+    ]
+    order = tuple(names or map(str, sorted(set(chain(*filter(None, known))))))
     text = names.__getitem__ if names else str
-    by_image = [tuple(map(text, row)) for row in rows]
-    return number_labels(by_image if of_list else [label for (label,) in by_image], order, source=called)
+    if of_list:
+        return [None if row is None else tuple(map(text, row)) for row in known], order
+    return [None if row is None else text(row[0]) for row in known], order

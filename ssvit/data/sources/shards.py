@@ -25,7 +25,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ssvit.data.sources import decode
-from ssvit.data.sources.base import Label, Labels, is_multi_label, number_labels
+from ssvit.data.sources.base import Label, Labels, is_multi_label, note_on_missing, number_labels
 from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.data.sources.files import Encoded, checksum_of, digest_of
 from ssvit.data.sources.folder import IMAGE_SUFFIXES, NPY
@@ -171,7 +171,9 @@ def open_shards(
         raise UserError(f"{root}: its shards contain no image (a member ending in {', '.join(IMAGE_SUFFIXES + NPY)})")
     order = orders.pop() if len(orders) == 1 else ()
     numbers = number_labels(labels, classes or order, source=root, numeric=True)
-    return Shards(shards, np.concatenate(image_names), np.concatenate(locations), *numbers, pixels=pixels)
+    source = Shards(shards, np.concatenate(image_names), np.concatenate(locations), *numbers, pixels=pixels)
+    source.note = note_on_missing(labels, source.name)
+    return source
 
 
 def index_path(shard: str | Path) -> Path:
@@ -193,6 +195,12 @@ def read_index(shard: str | Path) -> Index | None:
         atomic_io.check_schema(stored.pop("schema", None), SCHEMA, path, UserError)
         images = [Row(name, offset, size, _text(label)) for name, offset, size, label in stored.pop("images")]
         index = Index(images, **stored)
+        for row in images:
+            os.fsencode(row.name)
+            if not 0 <= row.offset <= row.offset + row.size <= index.size:
+                raise ValueError(f"{row.name!r:.100} is not within {index.size} bytes")
+        if not all(isinstance(name, str) for name in index.classes):
+            raise TypeError("classes must be names")
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise UserError(f"{path}: is not an index of a shard ({error}): delete it to read the headers") from None
     if os.path.exists(shard) and (size := os.path.getsize(shard)) != index.size:
@@ -201,6 +209,10 @@ def read_index(shard: str | Path) -> Index | None:
 
 
 def _text(label: str | list[str] | None) -> Label:
+    """Return a stored label; TypeError if it is neither a class, nor a list of classes, nor null."""
+    for name in label if isinstance(label, list) else [label or ""]:
+        if not isinstance(name, str):
+            raise TypeError(f"the label {name!r:.100} must be a name")
     return tuple(label) if isinstance(label, list) else label
 
 

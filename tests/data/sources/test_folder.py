@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 from command import LIMIT, error_of
+from images import picture, put
 
+from ssvit.data.sources.datasets_options import Folder
 from ssvit.data.sources.folder import check, list_images, splits
 from ssvit.data.sources.splits import are_like_splits
 from ssvit.errors import UserError, typed
@@ -101,6 +103,14 @@ def test_splits(tmp_path, names, options, expected):
     else:
         found = [tuple(os.path.relpath(folder, root) for folder in folders) for folders in splits(root, requested)]
         assert found == [(name,) if name else () for name in expected]
+
+
+def test_folders_that_no_split_has_are_named(tmp_path):
+    for name in ("train/a/1.png", "train/a/2.png", "test/a/1.png", "unlabeled/1.png", "notes/1.txt"):
+        put(tmp_path / name, picture(1))
+    assert Folder(root=str(tmp_path)).build().summary.endswith("not used: unlabeled/")
+    assert "; not used" not in Folder(root=str(tmp_path), train=None).build().summary
+    assert "; not used" not in Folder(root=str(tmp_path / "train")).build().summary
 
 
 def test_links_to_nowhere_or_themselves_pipes_and_devices_are_passed_over(tmp_path):

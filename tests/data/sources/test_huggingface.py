@@ -115,6 +115,14 @@ def test_lists_are_several_classes_or_none(tmp_path, kind, classes):
             hugging_face(HuggingFaceOptions(root=str(tmp_path / "other"), label="label"))
 
 
+@pytest.mark.parametrize("missing", [None, -1])
+def test_labels_that_are_not_used_are_reported(tmp_path, missing):
+    table(range(3), labels=[0, missing, 2]).save_to_disk(str(tmp_path / "saved"))
+    data = hugging_face(HuggingFaceOptions(root=str(tmp_path / "saved"), held_out=0.5))
+    assert data.train.labels is None
+    assert "1 of 3 images" in data.summary
+
+
 def test_lists_as_older_versions_of_the_library_describe_them():
     text, options = hub.Value("string"), HuggingFaceOptions(root="set")
     for kind in ([text], hub.Sequence(text), hub.LargeList(text)):
@@ -166,6 +174,7 @@ def test_an_unreadable_row_is_named():
         ({"image": "picture"}, "image=picture: "),
         ({"label": "kind"}, "label=kind: "),
         ({"label": "image"}, "label=image: "),
+        ({"image": "label"}, "image=label: "),
         ({"config": "large"}, "config=large: "),
         ({"test": "new"}, "saved/new: "),
     ],

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command import error_of
 from images import class_names, picture, pixels, put_tar
 
 from ssvit.data.sources import datasets, shards
@@ -143,6 +144,33 @@ def test_a_wrong_root_is_named(tmp_path):
         put_tar(tmp_path / name.partition(".")[0] / name, {"1.png": picture(0)})
         with pytest.raises(OptionError, match=r"^root=.*data=shards"):
             Folder(root=str(tmp_path / name.partition(".")[0]))
+
+
+def test_labels_that_are_not_used_are_reported(tmp_path):
+    members = {f"{number}.png": picture(number) for number in range(3)}
+    put_tar(tmp_path / "a.tar", members | {f"{number}.cls": b"x" for number in range(2)})
+    data = datasets.shards(Shards(root=str(tmp_path), held_out=0.5))
+    assert data.train.labels is None
+    assert "1 of 3 images" in data.summary
+    assert "2.png" in data.summary
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [(0, 1), (1, "x"), (1, -1), (1, 1 << 80), (2, -1), (2, 1 << 40), (3, 3), (3, [3]), ("classes", 5), ("size", "x")],
+)
+def test_a_damaged_index_is_reported_in_one_line(tmp_path, place, value):
+    put_tar(tmp_path / "a.tar", {"1.png": picture(1), "1.cls": b"x"})
+    (row,) = shards.scan(str(tmp_path / "a.tar"), [])
+    index = {"schema": shards.SCHEMA, "images": [[*row]], "size": (tmp_path / "a.tar").stat().st_size, "classes": ["x"]}
+    file = shards.index_path(tmp_path / "a.tar")
+    file.write_text(json.dumps(index))
+    assert len(shards.open_shards(str(tmp_path), ["a.tar"])) == 1
+    (index["images"][0] if isinstance(place, int) else index)[place] = value
+    file.write_text(json.dumps(index))
+    line = str(error_of(shards.open_shards, str(tmp_path), ["a.tar"]))
+    assert line.startswith(f"{file}: ")
+    assert "\n" not in line
 
 
 def test_a_damaged_shard_is_reported_in_one_line(tmp_path):
