@@ -261,7 +261,7 @@ def update(state: State, batches: Iterator[Batch], step: int, stop: Stop | None 
     values = [*logged.values(), norm.double(), torch.full_like(norm, stop.signum if stop else 0, dtype=torch.float64)]
     # All processes decide from the same numbers: the mean is not finite if the loss of any process is not.
     numbers = Numbers(tuple(logged), processes.mean(torch.stack(values)))
-    state.apply(outputs, scheduled, numbers.applied)
+    state.apply(step, outputs, scheduled, numbers.applied)
     return numbers
 
 

@@ -52,7 +52,8 @@ class Recipe(Options):
     sam: NotNegative = 0.0
     """Radius rho of sharpness-aware minimisation (Foret et al. 2021), usually 0.05, at twice the cost; 0: no SAM."""
     ema: Decay = 0.0
-    """Decay rate of the moving average of the weights (Polyak), 0.9999 in the paper's best results; 0: no average."""
+    """Decay rate of the moving average of the weights (Polyak), 0.9999 in the paper's best results; 0: no average. It
+    rises with the steps, (1 + step) / (10 + step), until it has this value."""
     precision: Literal["auto", "bf16-mixed", "32-true", "64-true"] = "auto"
     """auto (bfloat16 on devices that multiply faster in it), bf16-mixed, 32-true or 64-true."""
     backend: Literal["auto", "eager", "compile", "kernels"] = "auto"

@@ -48,12 +48,13 @@ _ADAM, _MOMENTUM = ("exp_avg", "exp_avg_sq"), ("momentum_buffer",)  # running me
 class Average:
     """Maintain a moving average of the weights (Polyak averaging), initialised with the weights.
 
-    After each step, average = momentum * average + (1 - momentum) * weights. With a sharded model, each process
-    averages its shards.
+    After each step, average = m * average + (1 - m) * weights with m = min(momentum, (1 + step) / (10 + step)), so that
+    the initial weights have no share in the average of a short run (as TensorFlow's ExponentialMovingAverage with
+    num_updates). With a sharded model, each process averages its shards.
 
     Args:
         model: The model; parameters that require a gradient are averaged.
-        momentum: Decay rate of the average, in [0, 1).
+        momentum: Largest decay rate of the average, in [0, 1).
 
     Attributes:
         by_name: The averaged weights by the names of their parameters.
@@ -66,13 +67,15 @@ class Average:
         self._weights, self._average = list(weights.values()), list(self.by_name.values())
 
     @torch.no_grad()
-    def follow(self, applied: Tensor) -> None:
+    def follow(self, step: int, applied: Tensor) -> None:
         """Update the average after a step.
 
         Args:
+            step: The step, counted from 0.
             applied: () bool; the average is unchanged if it is false.
         """
-        approach(self._average, [weight.detach() for weight in self._weights], (1 - self.momentum) * applied.double())
+        momentum = min(self.momentum, (1 + step) / (10 + step))
+        approach(self._average, [weight.detach() for weight in self._weights], (1 - momentum) * applied.double())
 
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -239,17 +242,20 @@ class State:
             torch._foreach_copy_(moved, before)
 
     @torch.no_grad()
-    def apply(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
+    def apply(
+        self, step: int, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor
+    ) -> None:
         """Update weights, averages, running statistics and the objective's buffers, and clear the gradients.
 
         Args:
+            step: The step, counted from 0.
             outputs: Tensors that the objective returned in this process, averaged over the micro-batches.
             scheduled: Values of the objective's schedules at this step.
             applied: () bool, on the device; the state is unchanged if it is false.
         """
         self.optimize(applied)
         if self.average is not None:
-            self.average.follow(applied)
+            self.average.follow(step, applied)
         self._statistics.follow(self.processes, applied)
         if type(self.objective).after_step is not Objective.after_step:  # otherwise the means are not needed
             means = {name: self.processes.mean(value) for name, value in outputs.items()}

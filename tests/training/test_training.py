@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tiny
@@ -198,11 +199,11 @@ def test_killed_at_random_moments_a_run_ends_with_the_same_bits(tmp_path, files,
 
 def test_the_averaged_copy_follows_the_weights(tmp_path):
     """Checkpoints of every step contain both, so that the average can be followed in float64."""
-    tiny.train(tmp_path, steps=3, warmup=1, save_every=1, ema=0.75)
+    tiny.train(tmp_path, steps=3, warmup=1, save_every=1, ema=0.2)
     average = tiny.model().state_dict()["mask_token"].double()
-    for step in (1, 2, 3):
+    for step, momentum in ((1, 1 / 10), (2, 2 / 11), (3, 0.2)):
         found = states(tmp_path / f"step_{step:08d}")
-        average = 0.75 * average + 0.25 * found["model"]["mask_token"].double()
+        average = momentum * average + (1 - momentum) * found["model"]["mask_token"].double()
         torch.testing.assert_close(found["ema"]["mask_token"].double(), average, rtol=0, atol=1e-6)
 
 
@@ -231,6 +232,12 @@ def test_all_processes_skip_when_one_is_not_finite(tmp_path):
     assert train_in_processes(tmp_path, 2, steps=4, warmup=1, save_every=1, bad_on_rank=(1, (2,))) == [0, 0]
     before, bad = (states(tmp_path / f"step_{step:08d}")["model"] for step in (2, 3))
     torch.testing.assert_close(before, bad, rtol=0, atol=0)
+
+
+def test_a_run_may_be_trained_in_another_thread(tmp_path):
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(tiny.train, tmp_path).result()[0] is True
+    assert final(tmp_path)
 
 
 def test_a_finished_run_is_reported_and_unchanged(tmp_path, capsys):
