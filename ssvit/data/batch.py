@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ssvit.data.augment import geometry
+from ssvit.data.sources.base import IGNORED
 from ssvit.errors import UserError
 
 
@@ -136,6 +137,12 @@ def masks_of_views(masks: Sequence[Tensor] | Tensor, transform: Any, slots: Tens
         transform: A crop of `ssvit.data.augment.crop`.
         slots: (b,) int64.
         seed: Seed of the run.
+
+    Returns:
+        Masks, `IGNORED` for pixels that are not in the image and for reflected or black pixels.
     """
     sides = torch.tensor([mask.shape for mask in masks], device=slots.device)
-    return geometry.warped(masks, transform.geometry(sides, slots, seed), transform.size)
+    views = geometry.warped(masks, transform.geometry(sides, slots, seed), transform.size)
+    if hasattr(transform, "valid_pixels"):  # optional for transforms that fill no corners
+        views = views.where(transform.valid_pixels(slots, seed), IGNORED)
+    return views

@@ -3,7 +3,7 @@
 Each class is called with images (b, c, h, w), uint8 or float32 in [0, 1], and slots (b,), and returns images of the
 same shape and dtype. Colour augmentations take uint8 of 1 or 3 channels and skip saturation and hue for 1 channel. The
 parameters of an image are hashed from (seed, slot, view), and its pixels do not depend on the batch: sums and products
-have a fixed order. `geometry` returns the maps (b, 2, 3) from views to images (`ssvit.data.augment.geometry`).
+have a fixed order. `geometry` returns the maps (b, 2, 3) of each geometric operation (`ssvit.data.augment.geometry`).
 
 The operations follow torchvision. RandAugment (Cubuk et al. 2020) applies a few of 14 operations with one magnitude.
 
@@ -38,9 +38,19 @@ class Change:
         """Return the augmented images, (b, c, h, w)."""
         raise NotImplementedError
 
-    def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> Tensor:
-        """Return the maps (b, 2, 3) from views to images of a size; the identity for a change that moves no pixel."""
-        return geometry.identity(len(slots), slots.device)
+    def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> list[Tensor]:
+        """Return the map of each operation that moves pixels, in the order of application.
+
+        Args:
+            size: Height and width of the images.
+            slots: (b,) int64.
+            seed: Seed of the run.
+            view: Number of the view.
+
+        Returns:
+            Maps (b, 2, 3) from the images after an operation to those before it; none for a change of colours.
+        """
+        return []
 
 
 @dataclass(frozen=True)
@@ -58,9 +68,9 @@ class VerticalFlip(Change):
         """Return which images are flipped, slots (b,) -> (b,) bool."""
         return uniform(seed, "vertical flip", slots, 1, view)[:, 0] < self.probability
 
-    def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> Tensor:
+    def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> list[Tensor]:
         """Return the maps (b, 2, 3) of the flips."""
-        return geometry.flipped(self.sample(seed, slots, view), size, axis=1)
+        return [geometry.flipped(self.sample(seed, slots, view), size, axis=1)]
 
 
 class QuarterTurns(Change):
@@ -79,9 +89,9 @@ class QuarterTurns(Change):
             rotated[rows] = images[rows].rot90(quarter, (2, 3))
         return rotated
 
-    def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> Tensor:
-        """Return the affine maps of the rotations, (b, 2, 3), from pixels of the view to pixels of the image."""
-        return geometry.rotated(90 * self.sample(seed, slots, view), size)
+    def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> list[Tensor]:
+        """Return the maps (b, 2, 3) of the rotations."""
+        return [geometry.rotated(90 * self.sample(seed, slots, view), size)]
 
 
 @dataclass(frozen=True)
@@ -98,9 +108,9 @@ class Rotation(Change):
         """Return the augmented images."""
         return rotate(images, self.sample(seed, slots, view))
 
-    def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> Tensor:
-        """Return the affine maps of the rotations, (b, 2, 3), from pixels of the view to pixels of the image."""
-        return geometry.rotated(self.sample(seed, slots, view), size)
+    def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> list[Tensor]:
+        """Return the maps (b, 2, 3) of the rotations."""
+        return [geometry.rotated(self.sample(seed, slots, view), size)]
 
 
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:
@@ -423,19 +433,19 @@ class RandAugment(Change):
                 images[rows] = operations[operation](images[rows], strength)
         return images
 
-    def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> Tensor:
-        """Return the maps (b, 2, 3) from views to images of one size."""
+    def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> list[Tensor]:
+        """Return the maps (b, 2, 3) of each operation; the identity for images whose operation changes colours."""
         operation_ids, strengths = self.sample(seed, slots, view)
         (height, width), names = size, list(OPERATIONS)
-        maps = geometry.identity(len(slots), slots.device)
+        maps = []
         for operation, strength in zip(operation_ids.unbind(1), strengths.unbind(1), strict=True):
             shares = {name: strength.where(operation == names.index(name), 0) for name in names[:5]}
-            step = geometry.rotated(_TURN * shares["rotate"], size)
-            step[:, 0, 1] += _SHEAR * shares["shear_x"]
-            step[:, 1, 0] += _SHEAR * shares["shear_y"]
-            step[:, 0, 2] -= (_SHIFT * shares["translate_x"] * width).trunc()
-            step[:, 1, 2] -= (_SHIFT * shares["translate_y"] * height).trunc()
-            maps = geometry.composed(maps, step)
+            operation_maps = geometry.rotated(_TURN * shares["rotate"], size)
+            operation_maps[:, 0, 1] += _SHEAR * shares["shear_x"]
+            operation_maps[:, 1, 0] += _SHEAR * shares["shear_y"]
+            operation_maps[:, 0, 2] -= (_SHIFT * shares["translate_x"] * width).trunc()
+            operation_maps[:, 1, 2] -= (_SHIFT * shares["translate_y"] * height).trunc()
+            maps.append(operation_maps)
         return maps
 
 

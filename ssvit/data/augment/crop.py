@@ -10,7 +10,7 @@ Letters: b images, c channels, h, w pixels, k taps of a resampling filter.
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 import torch
 import torch.nn.functional as F
@@ -90,9 +90,24 @@ class RandomCrop:
             (b, 2, 3).
         """
         maps = self.crop_geometry(sides, slots, seed, view)
-        for change in self.changes:
-            maps = geometry.composed(maps, change.geometry(self.size, slots, seed, view))
-        return maps
+        return reduce(geometry.composed, self._operations(slots, seed, view), maps)
+
+    def valid_pixels(self, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return which pixels of views show a pixel of the crop, instead of a reflected or black pixel.
+
+        Args:
+            slots: (b,) int64.
+            seed: Seed of the run.
+            view: Number of the view.
+
+        Returns:
+            (b, *size) bool.
+        """
+        return geometry.valid_pixels(self._operations(slots, seed, view), slots, self.size)
+
+    def _operations(self, slots: Tensor, seed: int, view: int) -> list[Tensor]:
+        """Return the maps (b, 2, 3) of each operation after the crop."""
+        return [maps for change in self.changes for maps in change.geometry(self.size, slots, seed, view)]
 
 
 class InceptionCrop(RandomCrop):

@@ -23,7 +23,8 @@ class Augmentation(Protocol):
     """Make one view of each image.
 
     For views with masks or boxes, an augmentation also needs the method `geometry` of
-    `ssvit.data.augment.crop.RandomCrop`, which takes the sides (b, 2) of the images and returns maps (b, 2, 3).
+    `ssvit.data.augment.crop.RandomCrop`, which takes the sides (b, 2) of the images and returns maps (b, 2, 3). If it
+    shows reflected or black pixels that these maps take into the image, masks also need the method `valid_pixels`.
     """
 
     @property

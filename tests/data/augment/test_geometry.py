@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from ssvit.data.augment.changes import OPERATIONS, QuarterTurns, RandAugment, Rotation, VerticalFlip
+from ssvit.data.augment.geometry import composed, warped
 from ssvit.data.augment.options import CenterCrop, InceptionCrop, ResizeCrop, ShiftCrop
 from ssvit.data.augment.options import MultiCrop as MultiCropOptions
 from ssvit.data.augment.views import MultiCrop
+from ssvit.data.batch import masks_of_views
+from ssvit.data.sources.base import IGNORED
 
 COUNT = 64
 SLOTS = torch.arange(COUNT) + 11
@@ -29,18 +32,28 @@ def predicted(maps: torch.Tensor, height: int, width: int) -> torch.Tensor:
     return torch.einsum("bij,jhw->bihw", maps, points.double())
 
 
-def assert_places(shown: torch.Tensor, maps: torch.Tensor, sides: torch.Tensor) -> None:
+def assert_places(
+    shown: torch.Tensor, maps: torch.Tensor, sides: torch.Tensor, valid: torch.Tensor | bool = True
+) -> None:
     """Assert that views of `places` agree with the maps inside the image, within half a pixel at the ends of boxes."""
     assert maps.dtype == torch.float64
     found = predicted(maps, *shown.shape[2:])
     width_height = sides.flip(1)[:, :, None, None]
-    inside = ((found > 0.5) & (found < width_height - 0.5)).all(1)
+    inside = ((found > 0.5) & (found < width_height - 0.5)).all(1) & valid
     scale = maps[:, :, :2].square().sum(2).sqrt().clamp(min=1)[:, :, None, None]  # of a view's pixel, in the image's
     error = (shown * width_height - found) / scale
     assert inside.double().mean() > 0.5
     assert error.abs().amax(1)[inside].max() < 0.55
     assert error.abs().amax(1)[inside].median() < 0.06  # of the resampling filter
     assert error.movedim(1, 3)[inside].mean(0).abs().max() < 0.01
+
+
+def masks_of_ramps(crop: Any, height: int, width: int, slots: torch.Tensor) -> torch.Tensor:
+    """Return the classes of views in masks whose classes are the columns and the rows of pixels: (b, 2, h, w)."""
+    rows, columns = torch.arange(height)[:, None].expand(height, width), torch.arange(width).expand(height, width)
+    return torch.stack(
+        [masks_of_views([mask.to(torch.uint8)] * len(slots), crop, slots, 5) for mask in (columns, rows)], dim=1
+    ).int()
 
 
 @pytest.mark.parametrize("sides", [(40, 40), (31, 47)])
@@ -58,13 +71,12 @@ def assert_places(shown: torch.Tensor, maps: torch.Tensor, sides: torch.Tensor) 
 )  # fmt: skip
 def test_crops_show_the_pixels_that_their_geometry_names(options, sides):
     crop = options.build()
-    if getattr(options, "rotation", 0) and sides[0] != sides[1]:
-        pytest.skip("a crop of ratio 1 does not show the whole image, and a turn reflects its end")
     image, many = places(*sides), torch.tensor([sides] * COUNT)
     for view in (0, 3):
         maps = crop.geometry(many, SLOTS, 5, view)
         for images in (image.expand(COUNT, -1, -1, -1), [image] * COUNT):
-            assert_places(crop(images, SLOTS, 5, view), maps, many)
+            valid = crop.valid_pixels(SLOTS, 5, view) if hasattr(crop, "valid_pixels") else True
+            assert_places(crop(images, SLOTS, 5, view), maps, many, valid)
         part = slice(7, 19)
         assert crop.geometry(many[part], SLOTS[part], 5, view).equal(maps[part])
 
@@ -75,7 +87,68 @@ def test_turns_show_the_pixels_that_their_geometry_names(step, size):
     if isinstance(step, QuarterTurns) and size[0] != size[1]:
         pytest.skip("turns square images alone")
     images = places(*size).expand(COUNT, -1, -1, -1)
-    assert_places(step(images, SLOTS, 2, 1), step.geometry(size, SLOTS, 2, 1), torch.tensor([size] * COUNT))
+    (maps,) = step.geometry(size, SLOTS, 2, 1)
+    assert_places(step(images, SLOTS, 2, 1), maps, torch.tensor([size] * COUNT))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ShiftCrop(size=40, padding=0, rotation=45),
+        ShiftCrop(size=(30, 44), padding=8, rotation=180, vertical_flip=0.5),
+        InceptionCrop(size=(40, 32), rotation=45), InceptionCrop(size=40, rotation=90, **TURNS, **WHOLE),
+        ResizeCrop(size=(40, 36), resize=50, rotation=45),
+    ],
+    ids=lambda options: f"{type(options).__name__}-{options.size}",
+)  # fmt: skip
+def test_masks_of_rotated_crops_label_the_pixels_that_are_shown(options):
+    """The classes of the masks are the coordinates of pixels, and the images show them; a reflection shows others."""
+    crop, (height, width) = options.build(), (60, 76)
+    labels = masks_of_ramps(crop, height, width, SLOTS)
+    shown = crop([places(height, width)] * COUNT, SLOTS, 5) * torch.tensor([width, height])[:, None, None]
+    sides = torch.tensor([[height, width]] * COUNT)
+    maps = crop.geometry(sides, SLOTS, 5)
+    scale = maps[:, :, :2].square().sum(2).sqrt().clamp(min=1)[:, :, None, None]
+    is_labelled = labels[:, 0] != IGNORED
+    assert is_labelled.double().mean() > 0.6
+    error = ((shown - labels - 0.5) / scale).abs().amax(1)
+    assert error[is_labelled].max() < 1.1  # half a pixel of the mask, and of the resampling at the ends of boxes
+    # No pixel is ignored that shows its place in the image, except next to the edge, where reflection moves it little.
+    difference = ((shown - predicted(maps, *crop.size)) / scale).abs().amax(1)
+    assert ((difference < 0.1) & ~is_labelled).double().mean() < 0.02
+
+
+@pytest.mark.parametrize("rotation", [0, 30])
+def test_masks_ignore_the_black_pixels_of_randaugment(rotation):
+    crop = ShiftCrop(size=40, padding=0, randaugment=2, magnitude=15, rotation=rotation).build()
+    slots, height, width = torch.arange(800), 60, 76
+    slots = slots[(crop.changes[-1].sample(5, slots)[0] < 5).all(1)]  # which change no colour
+    assert len(slots) > 60
+    x, y = (places(height, width) * torch.tensor([width, height])[:, None, None]).to(torch.uint8)
+    shown = crop([torch.stack((x, y, torch.full_like(x, 255)))] * len(slots), slots, 5)
+    labels, is_black = masks_of_ramps(crop, height, width, slots), shown[:, 2] == 0
+    assert is_black.double().mean() > 0.1
+    is_labelled = labels[:, 0] != IGNORED
+    assert not (is_labelled & is_black).any()
+    # Each operation takes the nearest pixel, so that two of them may be off by a pixel and a half.
+    assert ((shown[:, :2].int() - labels).abs().amax(1)[is_labelled] <= 2).all()
+    if not rotation:  # which reflects
+        assert (~is_labelled & ~is_black).double().mean() < 0.01
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        InceptionCrop(size=24, **TURNS), ShiftCrop(size=30, padding=6, **TURNS),
+        ShiftCrop(size=(40, 44), padding=0, rotation=180),
+    ],
+    ids=["turns", "turns of a padded crop", "rotation of the whole image"],
+)  # fmt: skip
+def test_masks_of_turns_and_of_whole_images_follow_the_maps_alone(options):
+    crop, sides = options.build(), torch.tensor([(40, 44)] * COUNT)
+    masks = torch.arange(40 * 44).remainder(251).view(40, 44).to(torch.uint8).expand(COUNT, -1, -1)
+    expected = warped(masks, crop.geometry(sides, SLOTS, 5), crop.size)
+    assert masks_of_views(masks, crop, SLOTS, 5).equal(expected)
 
 
 @pytest.mark.parametrize("size", [(40, 40), (30, 50)])
@@ -87,7 +160,7 @@ def test_randaugment_shows_the_pixels_that_its_geometry_names(size):
     x, y = (places(*size) * torch.tensor(size[::-1])[:, None, None]).to(torch.uint8)
     image = torch.stack((x, y, torch.full_like(x, 255)))
     shown = step(image.expand(len(slots), -1, -1, -1), slots, 4)
-    found = predicted(step.geometry(size, slots, 4), *size)
+    found = predicted(composed(*step.geometry(size, slots, 4)), *size)
     drawn = shown[:, 2] == 255  # others are black, outside of the image
     # Each operation takes the nearest pixel, so that two of them may be off by a pixel and a half.
     assert ((shown[:, :2] + 0.5 - found).abs().amax(1)[drawn] < 1.6).all()
