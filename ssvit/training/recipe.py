@@ -26,7 +26,8 @@ class Recipe(Options):
     batch_size: Count = 64
     """Images of one update, summed over all processes."""
     accumulate: Count = 1
-    """Micro-batches into which each process splits its share of a batch, for less memory and the same update."""
+    """Micro-batches into which each process splits its share of a batch, for less memory and the same update, except
+    with simclr and contrastive_tuning, MixUp and batch norm, which depend on the other images of a micro-batch."""
     repeats: Count = 1
     """Copies of each image in a batch, each augmented differently (repeated augmentation, Hoffer et al. 2020); 3 in
     DeiT. They count towards `batch_size`."""

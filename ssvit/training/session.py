@@ -195,6 +195,7 @@ class Session:
             **{name: value for name in ("range", "background") if (value := getattr(images, name, None))},
             "view": view,
             "precision": self.processes.precision,
+            **({"recipe.accumulate": recipe.accumulate} if options.objective.needs_distinct_images else {}),
         }
         # All processes count, since objectives may exchange features between them.
         is_new = not self.processes.any_process(self.processes.is_main and any(folder.glob("step_*")))

@@ -36,11 +36,18 @@ from ssvit.training.muon import Muon, block_matrices
 from ssvit.training.recipe import Recipe
 from ssvit.training.runtime import Processes
 
-_UNRECORDED = ("images", "contents", "teacher")  # entries of a run's identity that manifests of earlier versions lack
+_UNRECORDED = (
+    "images",
+    "contents",
+    "teacher",
+    "recipe.accumulate",
+)  # entries of a run's identity that manifests of earlier versions lack
 _DIFFERENCES = {
     "images": "data: has {value:,} training images, and the run in {folder} started with {recorded:,}",
     "data": "data: the names, sizes or labels of training images have changed since the run in {folder} started",
     "contents": "data: the contents of training images have changed since the run in {folder} started",
+    "precision": "precision: is {value}, and the run in {folder} started with {recorded}; "
+    "recipe.precision={recorded} continues it",
 }  # messages for entries whose values are checksums or numbers
 _ADAM, _MOMENTUM = ("exp_avg", "exp_avg_sq"), ("momentum_buffer",)  # running means of the optimisers
 
@@ -242,9 +249,7 @@ class State:
             torch._foreach_copy_(moved, before)
 
     @torch.no_grad()
-    def apply(
-        self, step: int, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor
-    ) -> None:
+    def apply(self, step: int, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
         """Update weights, averages, running statistics and the objective's buffers, and clear the gradients.
 
         Args:

@@ -12,7 +12,7 @@ from pathlib import Path
 import prefork
 import pytest
 import yaml
-from command import LIMIT, TINY, error_of, one_line
+from command import LIMIT, TINY, error_of, one_line, tiny_options
 from images import picture, put
 from PIL import Image
 from runs import kill_after
@@ -80,6 +80,13 @@ def test_a_run_is_not_continued_with_other_images(tool, tmp_path):
     del manifest["contents"]
     stored.write_bytes(atomic_io.sealed(manifest))
     assert "is finished" in tool(*command).stdout
+
+
+def test_the_precision_and_micro_batches_that_are_compared_with_each_other_are_those_of_the_start(tool):
+    command = ("pretrain", *tiny_options("target"), "objective=simclr")
+    tool(*command)
+    for option, started in (("recipe.accumulate=2", "must be 1"), ("recipe.precision=64-true", "=32-true")):
+        assert started in tool(*command, option, status=1).stderr
 
 
 def test_a_run_that_never_trained_may_be_configured_anew(tool, no_torch):
