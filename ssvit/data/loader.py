@@ -17,7 +17,7 @@ from typing import TypedDict
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from ssvit.data import sampler
 from ssvit.data.batch import Batch, Transform, masks_of_views, named
@@ -246,12 +246,15 @@ class _Reader(Dataset[Result]):
         self.source, self.transform, self.seed, self.recorded, self.masks = source, transform, seed, recorded, masks
 
     def __getitem__(self, work: tuple[list[int], list[int]]) -> Result:
+        began = time.process_time()
         try:
             result = self._read(*work)
             share(result.batch)
         except UserError as error:
             return error
-        return result
+        if get_worker_info() is None:
+            return result
+        return result._replace(cpu_time=time.process_time() - began)
 
     def _read(self, slots: list[int], indices: list[int]) -> Read:
         failures: list[Unreadable] = []

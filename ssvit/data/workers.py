@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from ssvit.data.batch import Batch
 from ssvit.data.sources.base import Unreadable
+from ssvit.engine.clock import reporting_workers
 from ssvit.engine.private import end_workers
 from ssvit.errors import UserError
 
@@ -37,11 +38,13 @@ class Read(NamedTuple):
         batch: The micro-batch.
         failures: Unreadable files.
         fingerprints: Indices and fingerprints of images, see `ssvit.data.fingerprints.indexed`.
+        cpu_time: CPU seconds that a worker process spent on the micro-batch; 0 if the main process read it.
     """
 
     batch: Batch
     failures: list[Unreadable]
     fingerprints: bytes = b""
+    cpu_time: float = 0.0
 
     @property
     def opened(self) -> int:
@@ -91,6 +94,8 @@ def read_batches(
 ) -> Generator[Batch]:
     """Read micro-batches in order.
 
+    The CPU time of worker processes counts in `ssvit.engine.clock.cpu_time` when their micro-batches are received.
+
     Args:
         reader: Reads a micro-batch from lists of slots and of indices.
         work: Slots (b,) and indices (b,) of each micro-batch.
@@ -107,7 +112,7 @@ def read_batches(
     loader = DataLoader(reader, sampler=lists, batch_size=None, num_workers=workers, worker_init_fn=_bind)
     is_pinned = torch.device(device).type == "cuda"
     try:
-        with _running(loader) as (results, processes):
+        with reporting_workers() as add_cpu_time, _running(loader) as (results, processes):
             while True:
                 with _in_time(processes, timeout):
                     result = next(results, None)
@@ -115,6 +120,7 @@ def read_batches(
                     return
                 if isinstance(result, UserError):
                     raise result
+                add_cpu_time(result.cpu_time)
                 tally(result)
                 batch = result.batch
                 if len(batch.slots):

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
+from ssvit.engine.clock import cpu_time
 from ssvit.errors import aligned
 from ssvit.kernels.accelerate import accelerate
 from ssvit.objectives.base import Objective
@@ -224,25 +225,26 @@ def measure(processes: Processes, objective: Objective, loader: Loader, recipe: 
 
     Returns:
         images: Images of the update, each counted once however many views it has.
-        cpu_seconds: CPU seconds over all threads, in the fastest round, which other processes disturbed least.
+        cpu_seconds: CPU seconds of all threads and data workers, in the fastest round, which other processes disturbed
+            least.
         seconds: Wall-clock seconds in the same round.
         preparation: CPU seconds before the first update.
         flops: Floating-point operations of the forward and backward passes and of Muon's matrix products.
         backend: The implementation of the layers, as in `recipe.backend`.
     """
     state = State(processes, objective, recipe)
-    began = time.process_time()
+    began = cpu_time()
     state.prepare(loader)
-    preparation = time.process_time() - began
+    preparation = cpu_time() - began
     batches = loader.batches(0, 2 + _ROUNDS * _STEPS)
 
     first, rounds = 0, []
     for count in (2, *[_STEPS] * _ROUNDS):
-        cpu, clock = time.process_time(), time.perf_counter()
+        cpu, clock = cpu_time(), time.perf_counter()
         for step in range(first, first + count):
             update(state, batches, step)
         first += count
-        rounds.append(((time.process_time() - cpu) / count, (time.perf_counter() - clock) / count))
+        rounds.append(((cpu_time() - cpu) / count, (time.perf_counter() - clock) / count))
     cpu_seconds, seconds = min(rounds[1:])
     for module in (objective, *objective.references()):
         accelerate(module, False)  # the counter supports only the operators of torch

@@ -151,8 +151,9 @@ def train(
     state = State(processes, objective, recipe)
     first = state.restore(folder, run_identity, loader.source, report)
     history = [row for row in rows(folder) if row["step"] <= first] if first and processes.is_main else []
-    # A checkpoint without a row of evaluation (a row without a loss) means that the evaluation was interrupted.
-    evaluated = any(row["step"] == first and "train/loss" not in row for row in history)
+    # A checkpoint without a row of evaluation means that the evaluation was interrupted. Rows of former versions have a
+    # loss without seconds.
+    evaluated = any(row["step"] == first and row.keys().isdisjoint({"seconds", "train/loss"}) for row in history)
     due = bool(first and processes.is_main and _due(evaluators, recipe, first))
     pending = processes.any_process(due and not evaluated)
     finished = first == recipe.steps and not pending
@@ -181,12 +182,15 @@ def train(
     )  # fmt: skip
     delayed = DelayedMetrics(state, loader, log)
     with Stop() as stop, contextlib.closing(log), contextlib.ExitStack() as stack:
-        if first == 0 and costs:
-            log.record(0, costs)
-        if first == 0 and (line := state.prepare(loader)):
-            log.print_line(line)
+        if first == 0:
+            if costs:
+                log.record(0, costs)
+            with log.paused(in_seconds=True):
+                line = state.prepare(loader)
+            if line:
+                log.print_line(line)
         read = loader.batches(first, recipe.steps)
-        stack.push(contextlib.closing(read))  # the CPU time of its worker processes counts when they have ended
+        stack.push(contextlib.closing(read))  # all CPU time of its worker processes counts when they have ended
         batches: Iterator[Batch] = read
         if processes.world == 1:  # multiple processes agree on the last step instead
             batches = stop.interrupting(batches)
@@ -200,6 +204,7 @@ def train(
                     delayed.read(every=True)
                     state.discard_update()  # discards micro-batches of the incomplete update
                     if step > first and not recipe.due(step, recipe.save_every):
+                        log.record_seconds(step)
                         state.save(folder, step, run_identity, shown=loader.take_fingerprints())
                     raise Stopped(stop.signum, step) from None
                 except torch.OutOfMemoryError:
@@ -221,6 +226,8 @@ def train(
             if ended:
                 log.finish()
             saves = is_trained and (recipe.due(complete, recipe.save_every) or stopping)
+            if saves:
+                log.record_seconds(complete)
             with log.paused() if saves or is_best else contextlib.nullcontext():
                 if saves:
                     shown = loader.take_fingerprints()

@@ -47,7 +47,8 @@ class MetricsLog:
         is_main: Whether this is the main process; logs of all other processes have no output.
         loggers: Loggers in addition to metrics.jsonl.
         figures: When figures are drawn.
-        clock: Function that returns the time in seconds that updates spend, such as CPU time.
+        clock: Function that returns the time in seconds that updates spend, such as CPU time. `seconds` of a row
+            is the time since the previous row with `seconds`, without evaluations and checkpoints.
     """
 
     def __init__(
@@ -95,10 +96,13 @@ class MetricsLog:
             sys.stdout.flush()
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self, *, in_seconds: bool = False) -> Iterator[None]:
         """Exclude the block (an evaluation, a checkpoint) from the training rate.
 
         The rows are synchronised to disk first, so that a checkpoint never survives a power failure without its rows.
+
+        Args:
+            in_seconds: Whether the `seconds` of the next row include the block, as for the preparation of an objective.
         """
         began, spent = time.perf_counter(), self._clock()
         if self.is_main and self._rows.exists():
@@ -106,7 +110,8 @@ class MetricsLog:
                 atomic_io.synchronise(self._rows)
         yield
         self._since += time.perf_counter() - began
-        self._began += self._clock() - spent
+        if not in_seconds:
+            self._began += self._clock() - spent
 
     def describe(self, work: str) -> None:
         """Show a description of the current work in the progress bar."""
@@ -140,7 +145,6 @@ class MetricsLog:
         self._rate = rate if self._rate == 0 else 0.7 * self._rate + 0.3 * rate
         remaining = (self.recipe.steps - step) * self.recipe.batch_size / self._rate
         self._since, self._since_step, self._waited = time.perf_counter(), step, waited
-        seconds, self._began = self._clock() - self._began, self._clock()
         if self._bar.disable:
             values = ", ".join(
                 f"{name} {value:.3g}" if name == "lr" else f"{name} {value:.3f}" for name, value in metrics.items()
@@ -150,7 +154,22 @@ class MetricsLog:
                 f"waiting for data {100 * self._share:.1f} %  {tqdm.format_interval(remaining)} left"
             )
         row = {f"train/{name}": value for name, value in metrics.items()}
-        self.record(step, row | {"images_per_second": rate, "waiting_share": self._share, "seconds": seconds})
+        row |= {"images_per_second": rate, "waiting_share": self._share}
+        self.record(step, row | {"seconds": self._take_seconds()})
+
+    def record_seconds(self, step: int) -> None:
+        """Record the seconds since the last row of training, before a checkpoint is saved between two such rows.
+
+        They would be lost if the run continued from this checkpoint.
+        """
+        if not self.recipe.due(step, self.recipe.log_every):
+            self.record(step, {"seconds": self._take_seconds()})
+
+    def _take_seconds(self) -> float:
+        """Return the seconds since the last call, without paused blocks."""
+        now = self._clock()
+        seconds, self._began = now - self._began, now
+        return seconds
 
     def record(self, step: int, row: Mapping[str, float]) -> None:
         """Append a row to metrics.jsonl and pass it to the loggers."""
