@@ -164,8 +164,8 @@ class Objective(nn.Module):
     def prepare(self, batches: Iterator[Batch]) -> str:
         """Fit buffers to training images once, before the first step.
 
-        The main process calls this in eval mode and broadcasts the buffers to all ranks. A resumed run loads them
-        from its checkpoint.
+        The main process calls this in eval mode and broadcasts the buffers to all ranks, which wait for at most a day
+        (`launch.timeout` does not apply). A resumed run loads them from its checkpoint.
 
         Args:
             batches: Endless training batches, from the first image of the run.

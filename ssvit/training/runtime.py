@@ -5,10 +5,12 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, TypeVar
+from datetime import timedelta
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 from ssvit.engine import private
@@ -23,6 +25,7 @@ from ssvit.training.recipe import Recipe
 
 # Floating-point operations of a process that repay its compilation on a CPU, which took 140 seconds without a cache.
 _REPAID = 300e12
+_MAIN_TIMEOUT = timedelta(days=1)  # of work that the main process does alone
 
 _CONNECTION_LOST = re.compile(
     r"connection (closed|reset|refused)|broken pipe|time(d )?out|timing out|remote process|aborted", re.IGNORECASE
@@ -183,6 +186,24 @@ class Processes:
         """Wait for all processes."""
         if self.world > 1:
             distributed.barrier()
+
+    @contextmanager
+    def waiting_for_main(self) -> Iterator[None]:
+        """Wait at the end of the block until the main process has left it, for at most a day.
+
+        `launch.timeout` does not limit this wait. It also ends when the main process raises an error, after which the
+        next collective of the other processes fails.
+        """
+        if self.world == 1:
+            yield
+            return
+        self.barrier()  # within launch.timeout; `new_group` would wait for a lost process for the limit of the group
+        # gloo raises an error in the waiting processes as soon as the main process has ended; NCCL does not.
+        group = cast(ProcessGroup, distributed.new_group(backend="gloo", timeout=_MAIN_TIMEOUT))
+        try:
+            yield
+        finally:
+            distributed.broadcast(torch.zeros(1), 0, group)
 
     def any_process(self, condition: bool) -> bool:
         """Return whether a condition holds in any process."""

@@ -200,7 +200,7 @@ class State:
             return ""
         # Global batches, so that the result does not depend on the number of processes.
         batches = replace(loader, rank=0, world=1, accumulate=1).batches(0, sys.maxsize)
-        with self.evaluating() as objective, contextlib.closing(batches):
+        with self.processes.waiting_for_main(), self.evaluating() as objective, contextlib.closing(batches):
             line = objective.prepare(batches) if self.processes.is_main else ""
         for buffer in self.objective.buffers() if self.processes.world > 1 else ():
             torch.distributed.broadcast(buffer, 0)

@@ -9,9 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from uuid import uuid4
 
@@ -22,6 +24,7 @@ from command import LIMIT, TINY, one_line
 from ranks import child, exit_codes, own_rank, start
 from runs import assert_close, final
 from torch import distributed
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from ssvit.cli.knn import command as knn
@@ -69,6 +72,49 @@ def read_features(folder: Path, options: dict) -> None:
     if own_rank() == 1:
         features.Frozen.__call__ = lambda *inputs: ends("SIGKILL")
     knn.call([f"outputs={folder}", "k=[5]", "cache=null", "launch.accelerator=cpu"])
+
+
+class Fit:
+    """Before an objective among the bases of a class: the main process fits longer than collectives may take.
+
+    They may take 0.1 s in the second process for a second after its start, which a file then reports to the first.
+    """
+
+    waited: Path
+
+    def eval(self):
+        if own_rank() == 1 and not self.waited.exists():
+            _set_pg_timeout(timedelta(seconds=0.1))
+            threading.Timer(1, self.end_of_limit).start()
+        return super().eval()
+
+    def end_of_limit(self):
+        _set_pg_timeout(timedelta(seconds=LIMIT))
+        self.waited.touch()
+
+    def prepare(self, batches):
+        line, until = super().prepare(batches), time.monotonic() + 60
+        while not self.waited.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        return line
+
+
+class FitEnds:
+    """Before an objective among the bases of a class: the main process ends while it fits."""
+
+    way = ""
+
+    def prepare(self, batches):
+        next(batches)  # the data workers have started
+        ends(self.way)
+
+
+def train_codebook(folder: Path, options: dict) -> None:
+    """Train with a codebook as one process of several; `way`: how the main process ends while it fits."""
+    objective, way = tiny.codebook(), options.pop("way", "")
+    attributes = {"waited": folder.with_suffix(".waited"), "way": way}
+    objective.__class__ = type("Fitted", (FitEnds if way else Fit, type(objective)), attributes)
+    tiny.train(folder, objective=objective, **options)
 
 
 def status_of(work, folder: Path, options: dict) -> int:
@@ -268,6 +314,20 @@ def test_the_others_leave_with_one_line(tmp_path, way, victim, strategy):
         assert errors[victim] == "the disk of this process is full\n"
     if way == "RuntimeError":
         assert "Traceback" in errors[victim]
+
+
+def test_the_main_process_may_fit_longer_than_the_time_out(tmp_path):
+    assert forked(tmp_path / "short", method="codebook")[0] == [0, 0]
+    codes, errors = forked(tmp_path / "long", work=train_codebook)
+    assert codes == [0, 0], errors
+    assert final(tmp_path / "long") == final(tmp_path / "short")
+
+
+@pytest.mark.parametrize("way", ["SIGKILL", "UserError"])
+def test_the_others_leave_with_one_line_if_the_main_process_ends_while_it_fits(tmp_path, way):
+    codes, errors = forked(tmp_path / "run", 3, work=train_codebook, way=way, workers=1, batch_size=12)
+    assert codes == [1 if way == "UserError" else -signal.SIGKILL, 1, 1], errors
+    assert all(map(is_of_a_lost_process, errors[1:])), errors
 
 
 @pytest.mark.slow
