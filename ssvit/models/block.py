@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.utils.checkpoint import checkpoint
 
 from ssvit.models import positions
@@ -245,11 +246,12 @@ class Block(nn.Module):
         )
 
     def matrices(self) -> Iterator[tuple[Tensor, int]]:
-        """Yield the weight of each linear layer and the number of matrices packed along its first dimension."""
-        yield self.attention.qkv.weight, 3
-        yield self.attention.out.weight, 1
-        yield self.expand.weight, 1 + self.gated
-        yield self.contract.weight, 1
+        """Yield the weight of each linear layer and the number of matrices packed along its first dimension.
+
+        Layers with low-rank updates (LoRA) are left out: their weights are frozen.
+        """
+        counts = {self.attention.qkv: 3, self.attention.out: 1, self.expand: 1 + self.gated, self.contract: 1}
+        yield from ((layer.weight, count) for layer, count in counts.items() if not is_parametrized(layer, "weight"))
 
     def forward(self, x: Tensor, output_ids: Ids = None, info: TokenInfo = ALL) -> Tensor:
         """Apply attention and MLP to tokens.

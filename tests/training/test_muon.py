@@ -5,7 +5,7 @@ import math
 import pytest
 import tiny
 import torch
-from runs import final
+from runs import assert_close, final
 
 from ssvit.models.lora import restrict
 from ssvit.models.vit_options import Lora
@@ -79,12 +79,24 @@ def test_it_takes_the_steps_of_torch(monkeypatch):
             its.data.copy_(mine.detach())
 
 
-def test_low_rank_updates_are_no_matrices_of_blocks():
+@pytest.mark.parametrize(("kind", "updated"), [("query_value", {"qkv"}), ("attention", {"qkv", "out"})])
+def test_layers_with_low_rank_updates_have_no_matrices(kind, updated):
     encoder = tiny.encoder(0.0)
-    restrict(encoder, "head", Lora(rank=2, alpha=4))
-    low_rank = {weight for name, weight in encoder.named_parameters() if "parametrizations.weight.0" in name}
-    assert low_rank
-    assert not low_rank & block_matrices(encoder).keys()
+    names = {weight: name for name, weight in encoder.named_parameters()}
+    before = {names[weight]: count for weight, count in block_matrices(encoder).items()}
+    restrict(encoder, "head", Lora(rank=2, alpha=4, matrices=kind))
+    after = {names.get(weight): count for weight, count in block_matrices(encoder).items()}
+    assert after == {name: count for name, count in before.items() if name.split(".")[-2] not in updated}
+    assert len(before) == 8
+    assert len(after) == 8 - 2 * len(updated)
+
+
+def test_a_sharded_encoder_with_low_rank_updates_is_trained_as_an_unsharded_one(tmp_path):
+    lora = {"rank": 2, "alpha": 3.0, "matrices": "query_value"}
+    options = {**RUN, "precision": "64-true", "steps": 4}
+    for strategy in ("auto", "fsdp"):
+        tiny.train(tmp_path / strategy, objective=tiny.continuation(trained=1, lora=lora), strategy=strategy, **options)
+    assert_close(tmp_path / "auto", tmp_path / "fsdp")
 
 
 RUN = {"optimizer": "muon", "lr": 1e-2, "warmup": 2, "weight_decay": 0.1, "weight_decay_end": 0.4, "layer_decay": 0.5,
