@@ -108,12 +108,15 @@ class RunningStatistics:
 
     Args:
         model: The model, with its initial or restored weights.
+
+    Attributes:
+        now: The statistics, which the model's forward passes update, and its counts of forward passes.
     """
 
     def __init__(self, model: nn.Module) -> None:
         norms = (module for module in model.modules() if isinstance(module, _BatchNorm))
-        self._now = [statistic for norm in norms for statistic in norm.buffers()]
-        self._before = [statistic.clone() for statistic in self._now]
+        self.now = [statistic for norm in norms for statistic in norm.buffers()]
+        self._before = [statistic.clone() for statistic in self.now]
 
     @torch.no_grad()
     def follow(self, processes: Processes, applied: Tensor) -> None:
@@ -124,11 +127,11 @@ class RunningStatistics:
             applied: () bool, whether the update is applied; if not, the statistics are restored.
         """
         # Counts of forward passes include skipped updates and are identical in all processes.
-        averaged = [statistic for statistic in self._now if statistic.is_floating_point()]
+        averaged = [statistic for statistic in self.now if statistic.is_floating_point()]
         if averaged:
             means = processes.mean(torch.cat(averaged))
             torch._foreach_copy_(averaged, means.split([len(statistic) for statistic in averaged]))
-        for now, before in zip(self._now, self._before, strict=True):
+        for now, before in zip(self.now, self._before, strict=True):
             if now.is_floating_point():
                 now.copy_(torch.where(applied, now, before))
             before.copy_(now)
@@ -136,7 +139,7 @@ class RunningStatistics:
     @torch.no_grad()
     def restore(self) -> None:
         """Restore the statistics of the last update."""
-        for now, before in zip(self._now, self._before, strict=True):
+        for now, before in zip(self.now, self._before, strict=True):
             now.copy_(before)
 
 
@@ -233,20 +236,22 @@ class State:
     def ascended(self) -> Iterator[None]:
         """Perturb the weights along the gradient (SAM), clear the gradient, and restore the weights on exit.
 
+        The running statistics of batch norm layers are restored too, so that they are those of the unperturbed weights.
         The perturbation has norm `recipe.sam`. The gradient at the perturbed weights approximates that of the largest
         loss within this radius (Foret et al. 2021, arXiv 2010.01412).
         """
         norm = runtime.clip(self.optimizer, 0)
         weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
         moved = [local(weight.detach()) for weight in weights if weight.grad is not None]
-        before = [weight.clone() for weight in moved]
+        changed = [*moved, *self._statistics.now]
+        before = [tensor.clone() for tensor in changed]
         gradients = [local(weight.grad) for weight in weights if weight.grad is not None]
         torch._foreach_add_(moved, torch._foreach_mul(gradients, self.recipe.sam / (norm + 1e-12)))
         self.optimizer.zero_grad(set_to_none=True)
         try:
             yield
         finally:
-            torch._foreach_copy_(moved, before)
+            torch._foreach_copy_(changed, before)
 
     @torch.no_grad()
     def apply(self, step: int, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:

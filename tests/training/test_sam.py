@@ -6,7 +6,10 @@ import torch
 from runs import assert_close, train_in_processes
 
 from ssvit.data.batch import Batch
+from ssvit.models import timm_options
+from ssvit.objectives import classify_options
 from ssvit.objectives.base import Objective
+from ssvit.objectives.classify import Classify
 from ssvit.training import loop
 
 RHO = 0.3
@@ -52,6 +55,23 @@ def test_a_skipped_step_restores_the_weights_exactly():
     assert not loop.update(state, loader.batches(0, 1), 0).applied
     for name, weight in state.objective.named_parameters():
         assert torch.equal(weight, before[name]), name
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_batch_norm_statistics_are_those_of_the_forward_pass_at_the_unperturbed_weights(accumulate):
+    statistics = []
+    for sam in (0.0, RHO):
+        torch.manual_seed(0)
+        encoder = timm_options.Timm(model="test_resnet", image_size=16).build()
+        objective = Classify(classify_options.Classify(classes=tiny.CLASSES), encoder=encoder)
+        state, loader = tiny.state(objective, **OPTIONS | {"sam": sam}, accumulate=accumulate)
+        first = state.objective.encoder.model.bn1.running_var.clone()
+        loop.update(state, loader.batches(0, 1), 0)
+        norms = [module for module in objective.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+        assert all(norm.num_batches_tracked == accumulate for norm in norms)
+        assert not torch.equal(state.objective.encoder.model.bn1.running_var, first)
+        statistics.append([buffer for norm in norms for buffer in norm.buffers()])
+    torch.testing.assert_close(*statistics, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("strategy", ["auto", "fsdp"])
