@@ -133,7 +133,7 @@ def folder(options: datasets_options.Folder) -> Data:
     if others:
         suffixes = printable(", ".join(f"{suffix} ({count:,})" for suffix, count in others.most_common(5)))
         suffixes += ", ..." if len(others) > 5 else ""
-        summary = f"{data.summary}; {others.total():,} files without a suffix of images are not used: {suffixes}"
+        summary = f"{data.summary}; {others.total():,} other files are not used: {suffixes}"
         data = replace(data, summary=summary)
     if options.train is not None and are_like_splits(data.classes):
         remedy = "if they are splits, name them by data.train and data.test; if they are classes, set data.train=null"

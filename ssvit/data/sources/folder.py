@@ -21,6 +21,7 @@ IMAGE_SUFFIXES = (
 )  # fmt: skip
 NPY = (".npy",)
 SHARD = ".tar"
+_BROKEN = "broken links"
 _SHARDS = "contains shards; data=shards data.root=PATH reads them"
 _NO_IMAGE = f"contains no image (a file ending in {', '.join(IMAGE_SUFFIXES + NPY)})"
 
@@ -57,14 +58,14 @@ def list_images(root: str, others: Counter[str] | None = None) -> list[tuple[str
 
     Args:
         root: The folder.
-        others: Counts the files that are not read, by suffix.
+        others: Counts the files that are not read, by suffix, and the broken links.
 
     Raises:
         UserError: A folder cannot be read, or there is no image.
     """
     images: list[tuple[str, str | None]] = []
     try:
-        entries = _entries(root)
+        entries = _entries(root, others)
         suffixes = _suffixes(entries)
         if any(_is_image(entry, suffixes) for entry in entries):
             images = [(path, None) for path in sorted(image.path for image in _below(entries[::-1], suffixes, others))]
@@ -145,11 +146,18 @@ def _shared(paths: Items, other_paths: Items) -> str | None:
     return None
 
 
-def _entries(folder: str) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder sorted by name, without hidden files, broken links and circular links."""
+def _entries(folder: str, others: Counter[str] | None = None) -> list[os.DirEntry[str]]:
+    """Return the entries of a folder sorted by name, without hidden files, broken links and circular links.
+
+    Args:
+        folder: The folder.
+        others: Counts the broken links.
+    """
     with os.scandir(folder) as entries:
         visible = [entry for entry in entries if not entry.name.startswith(".")]
     readable = [entry for entry in visible if not entry.is_symlink() or os.path.exists(entry.path)]
+    if others is not None and len(readable) < len(visible):
+        others[_BROKEN] += len(visible) - len(readable)
     return sorted(readable, key=lambda entry: entry.name)
 
 
@@ -176,14 +184,14 @@ def _below(
     Args:
         remaining: Stack of entries, since folders may be nested deeper than Python's recursion limit.
         suffixes: Suffixes of images.
-        others: Counts the other files by suffix.
+        others: Counts the other files by suffix, and the broken links.
     """
     while remaining:
         entry = remaining.pop()
         if _is_image(entry, suffixes):
             yield entry
         elif entry.is_dir() and not (entry.is_symlink() and _is_circular(entry.path)):
-            remaining += _entries(entry.path)[::-1]
+            remaining += _entries(entry.path, others)[::-1]
         elif others is not None and entry.is_file():
             others[os.path.splitext(entry.name)[1].lower() or "no suffix"] += 1
 

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -119,7 +120,9 @@ def test_links_to_nowhere_or_themselves_pipes_and_devices_are_passed_over(tmp_pa
         (tmp_path / name).symlink_to(target)
     os.mkfifo(tmp_path / "pipe.png")
     check(root)
-    assert list_images(root) == [(f"{root}/a.png", None)]
+    others = Counter()
+    assert list_images(root, others) == [(f"{root}/a.png", None)]
+    assert others == {"broken links": 2}
 
 
 def test_folders_may_be_nested_deeper_than_calls(tmp_path):
