@@ -136,6 +136,10 @@ class Panel:
                 ticks.set_major_locator(LogLocator(subs=(1, 2, 5)))
                 ticks.set_minor_locator(NullLocator())
                 ticks.set_major_formatter("{x:,g}")
+        if not self.log and all(float(x).is_integer() for line in lines for x in line.x):  # such as few steps
+            from matplotlib.ticker import MaxNLocator
+
+            axis.xaxis.set_major_locator(MaxNLocator("auto", steps=(1, 2, 5, 10), integer=True))
         if self.xticks is not None:
             axis.set_xticks(self.xticks[:: len(self.xticks) // 16 + 1])
             if self.log:

@@ -47,6 +47,12 @@ def test_a_dashed_line_on_another_one_shows_both():
     assert seen(figure, "#e07b00")
 
 
+@pytest.mark.parametrize(("places", "are_whole"), [((0, 1, 2), True), ((0.0, 1.0, 2.5), False)])
+def test_ticks_of_whole_numbers_are_whole(places, are_whole):
+    figure = Plot([Panel("accuracy", [Line(places, (0.1, 0.2, 0.3), "own")])], (5, 4)).draw()
+    assert all(tick == round(tick) for tick in figure.axes[0].get_xticks()) == are_whole
+
+
 def test_a_curve_has_the_measured_values_of_its_metric():
     history = [{"step": 0, "a": 0.1}, {"step": 1}, {"step": 2, "a": None}, {"step": 3, "a": 0.4}]
     assert (curve(history, "a", "").x, curve(history, "a", "", scale=100).y) == ([0, 3], [10, 40])
