@@ -63,6 +63,7 @@ def run(config: Config) -> Path:
     )
     if anomalies and options.sheet is not None:
         atomic_io.replace(Path(options.sheet), anomalies.sheet(show).png())
+        lines.append(f"written: {options.sheet}")
     print_lines(*lines)
     return output
 

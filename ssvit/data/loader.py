@@ -291,7 +291,7 @@ class _Reader(Dataset[Result]):
                 failures.append(failure)
         if self.seed is not None:
             tried = len(failures) - before
-            raise UserError(f"none of {tried} images can be read; the first: {failures[before]}")
+            raise UserError(f"{tried} attempts to read an image failed; the first: {failures[before]}")
         return None
 
     def _candidates(self, slot: int, index: int) -> Iterator[int]:

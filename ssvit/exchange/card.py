@@ -67,11 +67,14 @@ def write(
         outputs="(logits,)" if classes else "tokens, features",
         result="logits" if classes else "tokens" if is_vit else "features",
         method=".forward_features" if is_vit and not classes else "",
-        shape=f"{channels}, {height}, {width}",
+        shape=f"{channels}, height, width" if options.any_size else f"{channels}, {height}, {width}",
     )
+    sides = f"{height}x{width} pixels"
+    if options.any_size:
+        sides = f"sides divisible by {'x'.join(map(str, pair('patch_size', encoder['patch_size'])))} pixels"
     where = ", which the graph does" if options.format in PROGRAMS else ""
     images = (
-        f"Images have {channels} channels and {height}x{width} pixels, normalised by mean {mean} and std {std} "
+        f"Images have {channels} channels and {sides}, normalised by mean {mean} and std {std} "
         f"of values in [0, 1]{where}."
     )
     training = training_options(run)

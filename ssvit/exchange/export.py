@@ -62,7 +62,8 @@ def _write(
         trained = CenterCrop(**{"size": encoder.image_size, **(manifest.get("view") or {})})
         view = trained.for_size(encoder.image_size)
     pixels = {name: manifest.get(name) for name in ("range", "background")}
-    description = preprocessing.sentence(view, pixels["range"], pixels["background"])
+    windows = head.options if isinstance(head, Segment) else None
+    description = preprocessing.sentence(view, pixels["range"], pixels["background"], windows)
     is_scaled = pixels["range"] and options.format != OURS  # ssvit reads the range from its own format
     scaling = ["images must be scaled to [0, 1] first, as the model card describes"] if is_scaled else []
     if options.format == OURS:

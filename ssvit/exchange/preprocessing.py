@@ -5,21 +5,29 @@ from collections.abc import Sequence
 from typing import Any
 
 from ssvit.data.augment.options import CenterCrop
+from ssvit.objectives.segment_options import Segment
 
 
-def sentence(view: CenterCrop, limits: Sequence[Sequence[float]] | None, background: str | None = None) -> str:
+def sentence(
+    view: CenterCrop,
+    limits: Sequence[Sequence[float]] | None,
+    background: str | None = None,
+    segmentation: Segment | None = None,
+) -> str:
     """Return the description for a model card.
 
     Args:
         view: The evaluation transform.
         limits: Values that become 0 and 1, each one per channel; None: bytes.
         background: Colour onto which transparent pixels are composited; None: black.
+        segmentation: Options of a model of the classes of pixels, of which windows cover each image.
     """
     size = "x".join(map(str, view.size))
     if view.fit == "squash":
-        geometry = f"Whole images are resized to {size} pixels, height x width (bilinear, antialiased)."
+        resized, end = f"Whole images are resized to {size} pixels, height x width (bilinear, antialiased)", "."
     elif view.fit == "pad":
-        geometry = f"Images are resized to fit into {size} pixels (bilinear, antialiased) and padded with black."
+        resized = f"Images are resized to fit into {size} pixels (bilinear, antialiased)"
+        end = " and padded with black."
     else:
         # A shorter side that is at least the crop's longer side covers it for every aspect ratio.
         if view.resize is not None and view.resize >= max(view.size):
@@ -28,8 +36,17 @@ def sentence(view: CenterCrop, limits: Sequence[Sequence[float]] | None, backgro
             target = f"{view.size[0]} pixels on the shorter side"
         else:
             target = f"at least {view.resize or 1} pixels on the shorter side and at least {size} pixels"
-        geometry = f"Images are resized to {target} (bilinear, antialiased), and the central {size} are cropped."
-    unchanged = f"{geometry} Images of {size} pixels are not changed."
+        resized, end = (
+            f"Images are resized to {target} (bilinear, antialiased)",
+            f", and the central {size} are cropped.",
+        )
+    unchanged = f"{resized}{end} Images of {size} pixels are not changed."
+    if segmentation is not None:
+        share = f"{100 * segmentation.overlap:g} %"
+        windows = (
+            f"Windows of {size} pixels that overlap by at least {share} cover an image; their scores are averaged."
+        )
+        unchanged = f"{resized}. {windows}" if segmentation.resize else windows
     if limits is None:
         return unchanged + (f" Transparent pixels are composited onto {background}." if background else "")
     low, high = (", ".join(f"{value:g}" for value in end) for end in limits)

@@ -66,7 +66,8 @@ class Session:
         with runtime.detect_lost_peers():
             self._data: Data = options.build_part("data")
         if self._data.summary and is_main_process():
-            print_lines(self._data.summary, options.data.view.note)
+            notes = [] if options.objective.needs_masks else [options.data.view.note]  # windows cover whole images
+            print_lines(self._data.summary, *notes)
 
     def data(self, options: Training) -> Data:
         """Return the images of a run."""

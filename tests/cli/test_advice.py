@@ -74,6 +74,7 @@ def test_the_best_frozen_features_are_fine_tuned(called, method, exists):
         "balanced": None,
         "train_images": 1,
         "path": str(other),
+        "of": "",
     }
     file.write_text(json.dumps({**kept, "results": [row, *kept["results"]]}))
     _, name, changed = called("evaluate", "checkpoint=outputs/run", "data=my set", *PROBES)

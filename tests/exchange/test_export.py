@@ -17,12 +17,12 @@ import ssvit
 from ssvit.checkpoints import storage
 from ssvit.data.augment.options import CenterCrop
 from ssvit.errors import OptionError, UserError
-from ssvit.exchange import card
+from ssvit.exchange import card, preprocessing
 from ssvit.exchange.export import export
 from ssvit.exchange.options import FORMATS, Export
 from ssvit.kernels.inference import resolved
 from ssvit.models import timm_options, vit_options
-from ssvit.objectives import classify_options
+from ssvit.objectives import classify_options, segment_options
 from ssvit.objectives.classify import Classify
 
 STORED = Path(__file__).parents[1] / "fixtures" / "outputs"
@@ -136,6 +136,13 @@ def test_an_export_at_another_size_shows_the_same_part_of_an_image(tmp_path):
     folder, _ = written(encoder(image_size=32), tmp_path, "timm", manifest={"step": 3, "view": view})
     model = timm.create_model(f"local-dir:{folder}", pretrained=True)
     assert timm.data.resolve_model_data_config(model)["crop_pct"] == pytest.approx(16 / 20)
+
+
+@pytest.mark.parametrize("resized", [True, False])
+def test_the_card_of_a_segmentation_describes_windows(resized):
+    options = segment_options.Segment(classes=CLASSES, resize=resized)
+    text = preprocessing.sentence(CenterCrop(size=32), None, None, options)
+    assert ("Windows of 32x32" in text, "resized" in text, "crop" in text) == (True, resized, False)
 
 
 @torch.no_grad()

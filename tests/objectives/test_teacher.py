@@ -51,7 +51,7 @@ def test_has_the_bits_of_the_average_of_a_recipe():
     for step in range(3):
         change(student, step)
         teacher.update(student, number(0.9971), YES)
-        average.follow(YES)
+        average.follow(10_000, YES)  # after its rise
     with average.swapped_in():
         for own, other in zip(teacher.module.parameters(), student.parameters(), strict=True):
             assert own.equal(other)

@@ -42,7 +42,7 @@ def a_store(folder, schema):
 
 
 def an_index(folder, schema):
-    index = shards.Index([shards.Row("a.png", 512, 3, None)])
+    index = shards.Index([shards.Row("a.png", 512, 3, None)], size=1024)
     (folder / "a.index.json").write_text(json.dumps({"schema": schema, **vars(index)}))
     return lambda: shards.read_index(folder / "a.tar")
 

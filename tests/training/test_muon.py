@@ -9,7 +9,7 @@ from runs import assert_close, final
 
 from ssvit.models.lora import restrict
 from ssvit.models.vit_options import Lora
-from ssvit.training import loop, muon
+from ssvit.training import launch, loop, muon
 from ssvit.training.muon import COEFFICIENTS, RMS, Muon, block_matrices, orthogonalize
 
 JORDAN = ((3.4445, -4.7750, 2.0315),) * 5  # of torch.optim.Muon
@@ -94,8 +94,12 @@ def test_layers_with_low_rank_updates_have_no_matrices(kind, updated):
 def test_a_sharded_encoder_with_low_rank_updates_is_trained_as_an_unsharded_one(tmp_path):
     lora = {"rank": 2, "alpha": 3.0, "matrices": "query_value"}
     options = {**RUN, "precision": "64-true", "steps": 4}
-    for strategy in ("auto", "fsdp"):
-        tiny.train(tmp_path / strategy, objective=tiny.continuation(trained=1, lora=lora), strategy=strategy, **options)
+    try:
+        for strategy in ("auto", "fsdp"):
+            objective = tiny.continuation(trained=1, lora=lora)
+            tiny.train(tmp_path / strategy, objective=objective, strategy=strategy, **options)
+    finally:
+        launch.destroy_process_group()
     assert_close(tmp_path / "auto", tmp_path / "fsdp")
 
 
@@ -148,7 +152,7 @@ def test_a_skipped_step_changes_nothing():
     state.schedule(1)
     for weight in state.objective.parameters():
         weight.grad = torch.full_like(weight, math.nan) if weight.requires_grad else None
-    state.apply({}, {}, torch.tensor(False))
+    state.apply(1, {}, {}, torch.tensor(False))
     torch.testing.assert_close(state._states(), before, rtol=0, atol=0)
 
 
