@@ -193,7 +193,7 @@ def test_files_that_are_not_used_are_counted_by_suffix(tmp_path):
         data = datasets.folder(datasets_options.Folder(root=str(tmp_path)))
         assert len(data.train) + len(data.test) == len(names)
         assert all(source.read(i).shape == (3, 4, 4) for source in (data.train, data.test) for i in range(len(source)))
-        assert all(part in data.summary for part in ("3 files", "(2)", ".heic (1)"))
+        assert all(part in data.summary for part in ("3 other files", "(2)", ".heic (1)"))
         assert "hidden" not in data.summary
         if not below:
             (tmp_path / "class").mkdir()
