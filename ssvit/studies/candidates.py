@@ -7,7 +7,7 @@ import torch
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.sources import rasters
-from ssvit.data.sources.base import Data, Source, subset
+from ssvit.data.sources.base import Data, Source, reduced
 from ssvit.data.sources.base_options import DataSet, View
 from ssvit.engine.progress import minutes, progress
 from ssvit.errors import UserError, pair, print_lines
@@ -82,11 +82,8 @@ class Sample:
 
     def sources(self, data: Data) -> list[Source]:
         """Return the training and the held-out images that are measured."""
-        train, (_, test), limits = data.train, data.test_or_validation, self.options
-        return [
-            subset(train, images=min(limits.train_images, len(train))),
-            subset(test, images=min(limits.test_images, len(test)), balanced=False),
-        ]
+        limits = self.options.train_images, self.options.test_images
+        return [*reduced(data.train, data.test_or_validation[1], *limits)]
 
     def encoder(self, path: str, name: str | None = None) -> Candidate:
         """Return the frozen features of an encoder, and print the origin of existing weights.

@@ -333,6 +333,19 @@ def subset(
     return source.take(chosen[:images].sort().values)
 
 
+def reduced(train: Source, test: Source, train_images: int | None, test_images: int | None) -> tuple[Source, Source]:
+    """Return training and held-out images of at most these numbers; None: all.
+
+    Training images are balanced over the classes. Held-out images are a random sample, so that accuracies apply to all
+    of them.
+    """
+    if train_images is not None:
+        train = subset(train, images=min(train_images, len(train)))
+    if test_images is not None:
+        test = subset(test, images=min(test_images, len(test)), balanced=False)
+    return train, test
+
+
 def masks(source: Source, transform: Callable[[Tensor], Tensor], indices: Tensor) -> Tensor:
     """Return the masks of some images, transformed like the images in evaluation.
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import evaluation_batches
-from ssvit.data.sources.base import Source, is_multi_label, subset
+from ssvit.data.sources.base import Source, is_multi_label, reduced
 from ssvit.data.sources.memory import Memory
 from ssvit.errors import UserError
 from ssvit.evaluation.evaluators.base import PlottingEvaluator, Shown
@@ -81,8 +81,8 @@ class Probing(PlottingEvaluator):
             which = "images" if train.labels is None else "validation or test images"
             self.remarks = [f"no probes: the {which} have no labels"]
             return
-        self._train = self._read(subset(train, images=min(options.train_images, len(train))), transform)
-        self._test = self._read(subset(test, images=min(options.test_images, len(test)), balanced=False), transform)
+        sources = reduced(train, test, options.train_images, options.test_images)
+        self._train, self._test = (self._read(source, transform) for source in sources)
         train_labels, test_labels = self._train.labels, self._test.labels
         assert train_labels is not None
         assert test_labels is not None

@@ -25,7 +25,7 @@ class Knn(Probe):
     """Classify test images by the vote of the k nearest training images in cosine similarity.
 
     One distributed search serves each k. Feature sets are chosen by the leave-one-out accuracy on the training images,
-    with the best k.
+    with the largest k.
     """
 
     options: KnnOptions

@@ -40,7 +40,7 @@ class Retrieval(Probe):
     @property
     def name(self) -> str:
         """Return the name, retrieval or retrieval_standardized."""
-        return "retrieval" + "_standardized" * self.options.standardize
+        return "_".join(filter(None, ["retrieval", self.variant]))
 
     @property
     def variant(self) -> str:

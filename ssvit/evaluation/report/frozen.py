@@ -14,7 +14,7 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.config.declaration import Options
 from ssvit.data.fingerprints import fingerprints, read_fingerprints
 from ssvit.data.loader import Loading, Tally
-from ssvit.data.sources.base import IGNORED, Data, Source, Unreadable, masks, missing_labels, subset
+from ssvit.data.sources.base import IGNORED, Data, Source, Unreadable, masks, missing_labels, reduced
 from ssvit.data.sources.base_options import View
 from ssvit.engine.processes import is_main_process
 from ssvit.engine.progress import progress
@@ -138,18 +138,11 @@ def features_of_probes(
 
 
 def fewer(data: Data, train_images: int | None, test_images: int | None) -> Data:
-    """Reduce the training and the reported images to these numbers (None: all) and drop other splits.
-
-    Training images are balanced over the classes; the reported images are a random sample, so that accuracies apply to
-    all of them.
-    """
+    """Reduce the training and the reported images to these numbers, see `reduced`, and drop other splits."""
     part, test = data.test_or_validation
-    if train_images is not None:
-        data = replace(data, train=subset(data.train, images=min(train_images, len(data.train))))
-    if test_images is not None:
-        test = subset(test, images=min(test_images, len(test)), balanced=False)
+    train, test = reduced(data.train, test, train_images, test_images)
     is_test = part == "test"
-    return replace(data, validation=None if is_test else test, test=test if is_test else None)
+    return replace(data, train=train, validation=None if is_test else test, test=test if is_test else None)
 
 
 def encoders_of(
