@@ -411,13 +411,13 @@ class State:
                 difference = difference.format(name=name, recorded=manifest.get(name), value=value, folder=folder)
                 if name in ("data", "contents") and (changed := fingerprints.first_difference(folder, source)):
                     difference += f"; the first image that differs is {printable(changed)}"
-                raise UserError(f"{difference}; overwrite=true starts a new run")
+                raise UserError(f"{difference}; another name=… starts a new run, overwrite=true replaces this one")
         states = newest[1] if newest else {}
         moments = self._states()["optimizer"]
         if self.processes.broadcast(states.get("optimizer", {}).keys() != moments.keys()):
             raise UserError(
                 f"recipe.optimizer={self.recipe.optimizer}: must be the optimizer with which the run in {folder} "
-                "started; overwrite=true starts a new run"
+                "started; another name=… starts a new run, overwrite=true replaces this one"
             )
         self._fill(moments, states.get("optimizer", {}))
         self._fill(self.objective.state_dict(), states.get("model", {}))
