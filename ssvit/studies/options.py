@@ -21,13 +21,13 @@ class Try(Inference):
     data: Part[DataSet | None] = None
     """The images. data=PATH is short for data=folder data.root=PATH."""
     weights: Annotated[Sequence[Name], _LISTED, Expect("a path, or a list of them")] | None = None
-    """Existing weights, as for checkpoint=PATH, or a list of them; []: none. None: those in the caches of Hugging Face,
-    timm and torch."""
+    """Existing weights, as for checkpoint=PATH, or a list of them; []: none. None: files of up to
+    400 MB in the caches of Hugging Face, timm and torch."""
     download: bool = False
     """Whether to download timm's vit_small_patch14_dinov2.lvd142m (88 MB, Apache-2.0) and measure it too."""
     stages: Literal["all", "images"] = "all"
     """all: every stage. images: the first one alone, which then checks every file and writes kept.csv, a table for
-    data=csv without the unreadable, tiny, blank, blurred and duplicate files that it lists in report.html."""
+    data=csv without the defective files that report.html lists."""
     budget: Seconds = Field("10min", validate_default=True)
     """CPU time of all stages: seconds, or 90s, 10min, 1h."""
     train_images: Count = 1000
