@@ -1,1 +1,1 @@
-"""Analyse trained encoders: attention, filters, position embeddings."""
+"""Analyse trained encoders (attention, filters, inductive biases) and sets of images (defects)."""
