@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
+from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.run_folder import rows
 from ssvit.config.command import Command
 from ssvit.config.command_line import CommandLine
@@ -144,7 +145,8 @@ class Comparison(Trials):
             )
             before = str(self.folder / stage_name)
             curve += methods.curve(rows(Path(before)), cost, trained)
-            trained.append(cost | {"options": list(stage.options), "steps": steps})
+            precision = Checkpoint.open(Path(before)).manifest["precision"]
+            trained.append(cost | {"options": list(stage.options), "steps": steps, "precision": precision})
         missing = not (self.table / f"{methods.BASELINES}.json").is_file()
         report = self.evaluated(before, run_name, baselines=missing)
         results = {"probes": methods.probes(report), **self.finetuned(before, run_name, seed)}

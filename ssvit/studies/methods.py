@@ -124,7 +124,8 @@ def methods_table(rows: Mapping[str, Row]) -> str:
             accuracies.append([name, "1", *cells, _NONE])
         if "finetuned" in base:
             accuracies.append(["no pre-training", "1", *[_NONE] * len(columns), mean_std([base["finetuned"]])])
-    spent = [["objective", "steps x images", "CPU min", "images", "images/CPU s", "TFLOP", "GFLOP/CPU s", "backend"]]
+    costs = ["steps x images", "CPU min", "images", "images/CPU s", "TFLOP", "GFLOP/CPU s", "backend, precision"]
+    spent = [["objective", *costs]]
     spent += [[name, *_spent(by_objective[name][0]["stages"])] for name in order]
     parts = [markdown(accuracies), markdown(spent)]
     for amount, words in AMOUNTS.items():
@@ -313,7 +314,7 @@ def _spent(stages: Sequence[Mapping[str, Any]]) -> list[str]:
         f"{images / seconds:.0f}",
         f"{flops / 1e12:.1f}",
         f"{flops / seconds / 1e9:.0f}",
-        ", ".join(dict.fromkeys(stage["backend"] for stage in stages)),
+        ", ".join(dict.fromkeys(stage[name] for name in ("backend", "precision") for stage in stages if name in stage)),
     ]
 
 

@@ -1,7 +1,9 @@
 """Execute the commands of a study of many runs in separate processes, and collect their rows."""
 
+import contextlib
 import json
 import os
+import platform
 import re
 import statistics
 import subprocess
@@ -283,8 +285,9 @@ class Trials:
         return scored(rows(self.folder / name), TEST_OR_VALIDATION)[-1].accuracy
 
     def write(self, name: str, row: Mapping[str, Any]) -> None:
-        """Write a row of the table, with protocol and versions."""
-        shared = {"protocol": self.protocol, "versions": {package: version(package) for package in ("ssvit", "torch")}}
+        """Write a row of the table, with protocol, versions and processor."""
+        versions = {package: version(package) for package in ("ssvit", "torch")} | _commit()
+        shared = {"protocol": self.protocol, "versions": versions, "processor": _processor()}
         atomic_io.replace(self.table / f"{name}.json", (json.dumps({**row, **shared}, indent=1) + "\n").encode())
 
     def call(self, command: str, options: Sequence[str], *, capture: bool = False) -> str:
@@ -320,6 +323,24 @@ class Trials:
                 f"{command} {' '.join(options)}: failed; the same command continues the study", process.returncode
             )
         return output or ""
+
+
+def _commit() -> dict[str, str]:
+    """Return the commit of the code, if it is a checkout of git."""
+    root = Path(__file__).parents[2]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        if (root / ".git").exists():
+            head = ["git", "-C", str(root), "rev-parse", "HEAD"]
+            return {"commit": subprocess.run(head, capture_output=True, check=True, text=True).stdout.strip()}
+    return {}
+
+
+def _processor() -> str:
+    """Return the name of the processor; "" if the system does not have it."""
+    with contextlib.suppress(OSError):
+        if found := re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return found[1]
+    return platform.processor()
 
 
 def _of_figures(options: Sequence[str]) -> list[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from images import put
 
+from ssvit.engine.atomic_io import sealed
 from ssvit.studies.trials import Trials
 
 
@@ -45,7 +46,16 @@ class Commands:
             shares = ((step, step / steps) for step in (0, steps // 2, steps))
             rows = [{"step": step, "probe/knn": share, "probe/knn_chosen": 1, **of_evaluator} for step, share in shares]
             rows.insert(1, {"step": 1, "train/loss": 3.0})
-        put(trials.folder / given["name"] / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+        run = trials.folder / given["name"]
+        if command == "pretrain":
+            manifest = {
+                "schema": 2,
+                "step": int(given["recipe.steps"]),
+                "sha256": {"model.safetensors": ""},
+                "precision": "32-true",
+            }
+            put(run / f"step_{manifest['step']:08d}" / "manifest.json", sealed(manifest))
+        put(run / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
         return ""
 
 

@@ -1,6 +1,7 @@
 """A comparison gives each objective the same CPU time, and its table contains the results of the commands."""
 
 import json
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 
@@ -56,7 +57,12 @@ def test_each_objective_has_as_many_steps_as_the_budget_is_worth(commands, tmp_p
     assert "| mae | 2 | 50.0 ± 0.0 (layer 1/1; last 40.0 ± 0.0) | 60.0 ± 0.0 |" in table
     assert "| random weights | 1 | 30.0 (layer 2) |" in table
     assert "| pixels | 1 | 25.0 |" in table
-    assert "| mae | 1200 x 64 | 2.0 | 76,800 | 640 | 1.2 | 10 | eager |" in table
+    assert "| mae | 1200 x 64 | 2.0 | 76,800 | 640 | 1.2 | 10 | eager, 32-true |" in table
+    row = json.loads((tmp_path / "outputs" / "c" / "table" / "mae_seed0.json").read_text())
+    root, processors = Path(__file__).parents[2], Path("/proc/cpuinfo").read_text()
+    head = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout
+    assert row["versions"].get("commit") == (head.strip() if (root / ".git").exists() else None)
+    assert f": {row['processor']}\n" in processors or "model name" not in processors
 
 
 def test_a_step_costs_a_multiple_of_the_reference_step(commands, tmp_path):
