@@ -8,6 +8,7 @@ Letters: n pictures, d width, c channels, h, w pixels, y, x rows and columns of 
 """
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,6 +33,7 @@ from ssvit.retrieval.options import HELD_OUT, PARTS, without_links
 
 _BLANK = torch.full((3, 1, 1), 230, dtype=torch.uint8)  # shown for a picture that can no longer be read
 PART, PART_BYTES = 1024, 1 << 26  # maximum number of pictures whose features are stored together, and of their bytes
+PART_SECONDS = 60  # after which features are stored, so that an interruption at any time loses few of them
 
 
 @dataclass(frozen=True)
@@ -108,12 +110,13 @@ class Describer:
         """Yield the rows and the features of the readable pictures among some rows, in order, in large parts.
 
         A part has at most `PART` pictures and, unless it is a single picture, `PART_BYTES` bytes of features, which are
-        (n, d), or (n, y, x, d) for an extractor of patches.
+        (n, d), or (n, y, x, d) for an extractor of patches. After `PART_SECONDS`, it has fewer.
         """
         show = progress("pictures", " pictures")
         source = pictures.source.take(torch.tensor(rows, dtype=torch.int64))
         read: list[int] = []
         parts: list[Tensor] = []
+        began = time.monotonic()
         batches = evaluation_batches(
             source, self.transform, batch_size=self.batch_size, workers=self.workers, report=self._report
         )
@@ -123,6 +126,8 @@ class Describer:
             parts += self.extractor(batch.images).values()
             show(slots_of_batch[-1] + 1, len(rows))
             count = max(1, min(PART, PART_BYTES // parts[-1][0].nbytes))
+            if time.monotonic() - began >= PART_SECONDS:
+                count, began = min(count, len(read)), time.monotonic()
             while len(read) >= count:
                 features = torch.cat(parts)
                 yield read[:count], features[:count]

@@ -211,6 +211,17 @@ def test_pictures_that_were_read_are_not_read_again(tmp_path, monkeypatch, failu
     assert os.listdir(tmp_path) == ["f.npz"]
 
 
+def test_an_interruption_loses_the_pictures_of_at_most_a_part_and_of_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(pictures_module, "PART_SECONDS", 0)
+    names, path = [str(number) for number in range(10)], tmp_path / "f.npz"
+    with pytest.raises(KeyboardInterrupt):
+        embed(path, Numbers(names, 8))
+    again = Numbers(names)
+    embed(path, again)
+    assert again.read_names == ["8", "9"]
+    assert np.load(path)["features"][:, 0].tolist() == list(range(10))
+
+
 def test_parts_of_another_encoder_are_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr(pictures_module, "PART", 3)
     names, path = [str(number) for number in range(6)], tmp_path / "f.npz"
