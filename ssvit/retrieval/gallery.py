@@ -32,9 +32,9 @@ from ssvit.figures.style import evenly_spaced
 from ssvit.retrieval import patches
 from ssvit.retrieval.anomaly import Anomalies
 from ssvit.retrieval.feature_table import FeatureTable, Thumbnails
-from ssvit.retrieval.options import PARQUET, PART_FILES, encoder_of
+from ssvit.retrieval.options import PARQUET, PART_FILES, StoreError, encoder_of
 from ssvit.retrieval.pictures import Describer, PictureSet, or_blank, pictures_of
-from ssvit.retrieval.store import Store, StoreError, check_directions, writing
+from ssvit.retrieval.store import Store, check_directions, writing
 
 _LINES = 20  # queries whose nearest neighbour is printed
 _WITHIN = 6  # most similar patches of the picture of a query that have frames, the query included
@@ -193,10 +193,12 @@ def embed(
 def _collected(folder: Path, sets: Mapping[str, PictureSet], describe: Describer) -> FeatureTable:
     """Compute the features of pictures that a temporary store lacks, and return those of all readable pictures."""
     identity = f"{describe.extractor.identity} {describe.transform}"
-    if encoder_of(folder) != identity:
+    try:
+        store = Store.open(folder, identity, create=True)
+    except StoreError:  # of another encoder, or damaged
         for file in folder.glob(PART_FILES):
             atomic_io.remove(file)
-    store = Store.open(folder, identity, create=True)
+        store = Store.open(folder, identity, create=True)
     fill(store, sets.values(), describe)
     listed = [
         (name, split, class_name or "")

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +19,7 @@ from ssvit.data.sources.base_options import DataSet
 from ssvit.data.windows_options import Windowed
 from ssvit.devices import Inference
 from ssvit.engine.atomic_io import check_regular
-from ssvit.errors import OptionError, file_to_write
+from ssvit.errors import OptionError, UserError, file_to_write
 from ssvit.evaluation.options import Flat, OneLayer
 from ssvit.exchange.options import ForeignEncoder
 from ssvit.loading.options import Pretrained
@@ -32,6 +33,10 @@ _LISTED = BeforeValidator(lambda value: value_of(f"[{value}]") if isinstance(val
 FEWEST = 5  # fewest pictures to standardise by: standard deviations of two or three make neighbours worse
 NPZ, PARQUET = ".npz", ".parquet"
 PART_FILES = "part_*_*.safetensors"  # files of a store
+
+
+class StoreError(UserError):
+    """A store cannot be written, is damaged, or does not fit the encoder."""
 
 
 class Pictures(Pretrained, Inference, Windowed):
@@ -151,29 +156,38 @@ def _check_files(sheet: str | None, output: str | None) -> None:
         raise OptionError("sheet", sheet, "must be another file than output")
 
 
-def metadata(part: Path) -> dict[str, Any]:
-    """Return the metadata of a part of a store.
+@contextmanager
+def reading(part: Path) -> Iterator[None]:
+    """Raise StoreError if a part of a store cannot be read in the block, or is none."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{part}: cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError):
+        raise StoreError(f"{part}: is damaged, or not a part of a store") from None
 
-    Raises:
-        OSError: The file cannot be read.
-        ValueError, TypeError, RecursionError, SafetensorError: The file is no part of a store.
-    """
+
+def metadata(part: Path) -> dict[str, Any]:
+    """Return the metadata of a part of a store; call it within `reading`."""
     check_regular(part)
     with safetensors.safe_open(part, "np") as file:
         return {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
 
 
 def encoder_of(store: str | Path, value: str = "encoder") -> str:
-    """Return the identity of a store's features, or "" if there is no store that can be read.
+    """Return the identity of a store's features, or "" if there is no store.
 
     Args:
         store: Folder of the store.
         value: encoder, or checkpoint for the path of the checkpoint, "" if it is unknown.
+
+    Raises:
+        StoreError: The last part is damaged or cannot be read.
     """
-    try:
-        return str(metadata(max(Path(store).glob(PART_FILES)))[value] or "")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError):
+    if (part := max(Path(store).glob(PART_FILES), default=None)) is None:
         return ""
+    with reading(part):
+        return str(metadata(part).get(value) or "")
 
 
 def pictures(images: Sequence[object]) -> dict[str, str | None]:

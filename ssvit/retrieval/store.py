@@ -25,14 +25,10 @@ from torch import Tensor
 
 from ssvit.engine.atomic_io import check_schema, locked, replace, synchronise
 from ssvit.errors import UserError
-from ssvit.retrieval.options import PART_FILES, encoder_of, metadata
+from ssvit.retrieval.options import PART_FILES, StoreError, metadata, reading
 
 SCHEMA = 3
 LOCK = "lock"
-
-
-class StoreError(UserError):
-    """A store cannot be written, is damaged, or does not fit the encoder."""
 
 
 class Store:
@@ -75,7 +71,7 @@ class Store:
         Raises:
             StoreError: The store is damaged or was made with another encoder, or the folder holds other files.
         """
-        store = cls(folder, encoder, checkpoint or encoder_of(folder, "checkpoint") or None)
+        store = cls(folder, encoder, checkpoint)
         paths = sorted(store.folder.glob(PART_FILES))
         others = {path.name for path in store.folder.glob("*") if not path.name.startswith(".part_")} - {LOCK}
         if not paths and (others or not create):
@@ -89,6 +85,8 @@ class Store:
                 raise StoreError(f"{folder}: is damaged, since part {number} is missing")
             if len({features.shape[1:] for features in (*store._parts, part["features"])}) == 1:
                 store._append(part)
+            if checkpoint is None:
+                store.checkpoint = part.get("checkpoint")
             if len(store.row_of) < len(store) or store.count == number:
                 raise StoreError(f"{folder}: is damaged, since its parts do not fit together")
         return store
@@ -193,7 +191,7 @@ def _read_part(path: Path) -> dict[str, Any]:
     Raises:
         StoreError: The part is damaged, of another format, or cannot be read.
     """
-    try:
+    with reading(path):
         part = metadata(path)
         with open(path, "rb") as file:
             checksum = hashlib.file_digest(file, "sha256").hexdigest()
@@ -203,13 +201,9 @@ def _read_part(path: Path) -> dict[str, Any]:
         with safetensors.safe_open(path, "np") as tensors:  # with "pt", a file that cannot be read is a RuntimeError
             part["features"] = features = torch.from_numpy(tensors.get_tensor("features"))
         columns = [part[name] for name in ("names", "classes", "contents")]
-        texts = (part["encoder"], *part["removed"], *chain(*columns))
+        texts = (part["encoder"], part.get("checkpoint"), *part["removed"], *chain(*columns))
         if not all(isinstance(text, str) for text in texts if text is not None):
             raise ValueError
         if features.dtype != torch.float32 or features.ndim not in (2, 4) or {*map(len, columns)} != {len(features)}:
             raise ValueError
         return part
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError):
-        raise StoreError(f"{path}: is damaged, or not a part of a store") from None

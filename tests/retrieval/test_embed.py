@@ -222,6 +222,17 @@ def test_an_interruption_loses_the_pictures_of_at_most_a_part_and_of_a_time(tmp_
     assert np.load(path)["features"][:, 0].tolist() == list(range(10))
 
 
+def test_damaged_parts_are_computed_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(pictures_module, "PART", 3)
+    names, path = [str(number) for number in range(8)], tmp_path / "f.npz"
+    with pytest.raises(KeyboardInterrupt):
+        embed(path, Numbers(names, 7))
+    last = max((tmp_path / "f.npz.parts").glob("part_*"))
+    last.write_bytes(last.read_bytes()[:20])
+    embed(path, Numbers(names))
+    assert np.load(path)["features"][:, 0].tolist() == list(range(8))
+
+
 def test_parts_of_another_encoder_are_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr(pictures_module, "PART", 3)
     names, path = [str(number) for number in range(6)], tmp_path / "f.npz"

@@ -128,6 +128,20 @@ def test_an_updated_store_has_features_of_the_current_files_and_none_of_removed_
     assert opened(work / "own_store").names == [str(pictures / "ant" / "0.png")]
 
 
+def test_a_truncated_part_of_a_store_is_named_by_every_action(indexed, work, tool):
+    tool("retrieve", "action=index", "store=store", str(album(work / "more", first=50, count=3)))
+    last = max((work / "store").glob(PART_FILES))
+    last.write_bytes(last.read_bytes()[:100])
+    shutil.rmtree(work / "outputs")  # the checkpoint is not what is wrong
+    before = sorted((work / "store").iterdir())
+    for action in ("index", "query", "remove"):
+        line = one_line(tool("retrieve", f"action={action}", "store=store", "more", status=1))
+        assert line.startswith(f"ssvit: store/{last.name}: ")
+    line = one_line(tool("embed", "anomaly=store", "more", "output=f.npz", status=1))
+    assert line.startswith(f"ssvit: store/{last.name}: ")
+    assert sorted((work / "store").iterdir()) == before
+
+
 def test_a_changed_picture_keeps_no_window_of_its_earlier_content(work, tool):
     paint(work / "own" / "a.png", 0, (40, 24))
     paint(work / "own" / "b.png", 1, (40, 24))
