@@ -395,7 +395,7 @@ def sheet(
             heat = heat_map(image, (cosines - low) / (high - low).clamp(min=1e-6))
             heat = outlined(heat, [divmod(cell, grid[1]) for cell in highest.tolist()], grid, _LONGER)
             rows[-1].append(Picture(heat, ("cosines within it", f"{low:.2f} to {high:.2f}")))
-        for other in record["neighbours"]:
+        for other in record["neighbours"][: contact_sheet.NEIGHBOURS]:
             unknown = "patch" in record or None in (record["class"], other["class"])
             is_same = None if unknown else record["class"] == other["class"]
             rows[-1].append(contact_sheet.neighbour(small(other), other["relative_distance"], title(other), is_same))

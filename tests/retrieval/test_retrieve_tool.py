@@ -338,6 +338,10 @@ def test_a_data_set_is_stored_and_queried_like_pictures(work, tool):
         for record in records:
             names = {neighbour["image"] for neighbour in record["neighbours"]}
             assert names <= {f"shapes/train/{row}" for row in range(40)} - {record["image"]}
+    paint(work / "own.png", 1)
+    query = ("retrieve", "action=query", "store=set", "k=3", "sheet=own_sheet.png", "own.png")
+    assert re.search(r"^own_sheet\.png: 3 .*shapes/train/", tool(*query).stdout, re.MULTILINE)  # cannot be opened
+    assert "own_sheet.png: " not in tool(*query, *data).stdout
 
 
 def test_pictures_of_a_set_in_memory_are_opened_by_name_and_any_other_name_is_a_file(tmp_path):
