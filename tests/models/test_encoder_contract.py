@@ -1,6 +1,8 @@
 """The contract of every encoder: the equations token by token in float64, and equal results of every shortcut."""
 
 import math
+import re
+from pathlib import Path
 
 import exported
 import onnxruntime
@@ -350,3 +352,22 @@ def test_an_encoder_by_itself_samples_stochastic_depth_from_torchs_generator():
 def test_an_option_that_cannot_be_is_named(name, options):
     shape = {"image_size": 16, "patch_size": 4, "width": 24, "depth": 3, "heads": 3}
     assert error_of(vit_options.ViT, **shape | options).name == name
+
+
+@torch.no_grad()
+def test_the_documented_calls_compute_the_outputs_of_the_encoder():
+    """Every call of a module in docs/python.md, for images of the size of the encoder and of another size."""
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    calls = set(re.findall(r"`(module[.(][^`]*\))`", page))
+    module, ids = build("learned_1d"), some(3, 6)
+    for size in (module.image_size, (32, 16)):
+        images = images_of(module, size=size)
+        for call in calls:
+            if size == module.image_size or "encode" not in call or "grid" in call:
+                tokens = module.embed(images, ids if "patch_ids" in call else None)
+                outputs = eval(call, {"module": module, "images": images, "tokens": tokens, "ids": ids})
+                expected = module(images, ids if "patch_ids" in call or ", ids" in call else None)
+                if "output_ids" in call:
+                    expected = gather_tokens(expected, ids + module.num_prefix_tokens)
+                torch.testing.assert_close(outputs, expected)
+    assert len(calls) == 5
