@@ -163,7 +163,7 @@ def patches(split: Split, result: Scores) -> Mosaic:
     if test.masks is None or result.predictions is None:
         return Mosaic(columns)
     masks = {"true": test.masks[rows], "predicted": result.predictions[rows].cpu()}
-    return label_maps.mosaic(columns, masks)
+    return label_maps.mosaic(columns, masks, test.source.mask_classes)
 
 
 def components(values: Tensor) -> Tensor:

@@ -205,6 +205,7 @@ def test_what_does_not_vary_has_no_colour():
 def test_a_report_shows_patches_with_masks_or_without(is_segmented):
     images = torch.randint(0, 256, (8, 3, 8, 8), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     source = Memory(images, torch.arange(8) % 2, ("a", "b"))
+    source.mask_classes = ("soil", "leaf")
     masks = torch.zeros(8, 8, 8, dtype=torch.uint8) if is_segmented else None
     sets = FeatureSets({"layer1_patches": torch.rand(8, 2, 2, 6).half()}, source, torch.arange(8), masks)
     split = Split(("layer1_patches",), sets, sets, CenterCrop(size=8, resize=None).build())
@@ -216,6 +217,7 @@ def test_a_report_shows_patches_with_masks_or_without(is_segmented):
     assert {"image", "components"} <= set(figure.columns)
     assert figure.png()
     assert ("predicted" in figure.columns) == is_segmented
+    assert [*figure.legend] == ["soil"] * is_segmented
 
 
 @pytest.mark.parametrize(("size", "expected"), [((16, 16), 18), ((32, 64), 36), ((8, 16), 9)])
