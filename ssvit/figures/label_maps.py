@@ -16,7 +16,7 @@ from ssvit.figures.display import Display
 from ssvit.figures.pictures import Mosaic
 
 DARK, _WHITE, _RED = (0.16, 0.16, 0.2), (1.0, 1.0, 1.0), (0.78, 0.2, 0.18)
-_LEGEND = 12  # classes in the legend
+_LEGEND = 21  # classes in the legend: class 0 and twenty colours
 _ROWS = 256  # of an overlay that are computed together
 HUES = [hsv_to_rgb(0.618 * (number % 20), 0.5 + 0.25 * (number % 3), 0.9) for number in range(IGNORED - 1)]
 PALETTE = torch.tensor([DARK, *HUES, _WHITE])

@@ -5,7 +5,7 @@ Shapes use b images, h, w pixels, y, x rows and columns of patches.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple, TypeVar
 
@@ -23,6 +23,7 @@ T = TypeVar("T")
 GREY = 0.5  # grey level of masked patches
 GREEN, RED = "#3a9d5d", "#c8372d"
 _GAP, _LINE, _SIZE, _FRAME = 14, 24, 7, 5  # dots between images and of a line of text, points of text, dots of a frame
+_PATCH, _NAMES = 75, 3  # dots of a colour of a legend and its gaps, and names of maximum width next to each other
 _MAT = 0.945
 
 
@@ -48,6 +49,7 @@ class Gallery(Figure):
         title: The line above the images.
         titles: Titles of the columns; none by default.
         note: The line below the images.
+        lines: Number of lines for which there is room below the images.
         tile: Side of a tile in dots.
         blocks: Number of blocks of equally many columns, with wider gaps between them.
     """
@@ -56,8 +58,17 @@ class Gallery(Figure):
     title: str = ""
     titles: Sequence[str] = ()
     note: str = ""
+    lines: int = 1
     tile: int = 170
     blocks: int = 1
+
+    @property
+    def width(self) -> int:
+        """Return the width of the figure in dots."""
+        # Text in a figure is up to 10 % wider than its outline, because letters start at integer pixels.
+        longest = 1.1 * max(style.width_of(one_line(line), _SIZE) for line in (self.title, self.note))
+        columns = max(map(len, self.rows), default=0)
+        return max(_GAP + (self.tile + _GAP) * columns + 2 * _GAP * (self.blocks - 1), math.ceil(longest) + 2 * _GAP)
 
     def draw(self) -> Canvas:
         """Draw the gallery."""
@@ -66,12 +77,9 @@ class Gallery(Figure):
         lines = max((len(picture.captions) for row in self.rows for picture in row), default=0)
         top = _GAP + _LINE * (bool(self.title) + bool(self.titles))
         column, row = self.tile + _GAP, self.tile + lines * _LINE + _GAP
-        # Text in a figure is up to 10 % wider than its outline, because letters start at integer pixels.
-        longest = 1.1 * max(style.width_of(one_line(line), _SIZE) for line in (self.title, self.note))
-        columns = max(map(len, self.rows), default=0)
+        columns, width = max(map(len, self.rows), default=0), self.width
         lefts = [_GAP + index * column + index * self.blocks // columns * 2 * _GAP for index in range(columns)]
-        width = max(_GAP + column * columns + 2 * _GAP * (self.blocks - 1), math.ceil(longest) + 2 * _GAP)
-        height = top + row * len(self.rows) + _LINE * bool(self.note) + _GAP
+        height = top + row * len(self.rows) + _LINE * self.lines * bool(self.note) + _GAP
         pixels = np.ones((height, width, 3), np.float32)
         figure = MatplotlibFigure(figsize=(width / DPI, height / DPI), dpi=DPI)
         axis = figure.add_axes((0, 0, 1, 1))
@@ -172,9 +180,14 @@ class Mosaic(Figure):
         half = -(-len(rows) // blocks)
         side_by_side = [list(chain(*rows[start::half])) for start in range(half)]
         tile = max(1, round(190 / w)) * max(h, w)
-        figure = Gallery(side_by_side, titles=[*self.columns] * blocks, note=" ", tile=tile, blocks=blocks).draw()
-        handles = [Patch(color=color, label=one_line(label)) for label, color in self.legend.items()]
-        figure.legend(handles=handles, loc="lower center", ncols=len(handles) or 1, frameon=False, fontsize=_SIZE)
+        gallery = Gallery(side_by_side, titles=[*self.columns] * blocks, note=" ", tile=tile, blocks=blocks)
+        room = gallery.width / max(1, min(_NAMES, len(self.legend))) - _PATCH
+        names = [fitted(label, _SIZE, room) for label in self.legend]
+        widest = _PATCH + max((1.1 * style.width_of(name, _SIZE) for name in names), default=0)
+        across = max(1, min(len(names), int(gallery.width / widest)))
+        figure = replace(gallery, lines=-(-len(names) // across)).draw()
+        handles = [Patch(color=color, label=name) for name, color in zip(names, self.legend.values(), strict=True)]
+        figure.legend(handles=handles, loc="lower center", ncols=across, frameon=False, fontsize=_SIZE)
         return figure
 
 

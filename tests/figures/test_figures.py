@@ -9,6 +9,7 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 
 from ssvit.analysis.attention import plot_maps
+from ssvit.figures import label_maps
 from ssvit.figures.intervals import Dot, Intervals
 from ssvit.figures.matrices import Confusion
 from ssvit.figures.pictures import Gallery, Picture, masked
@@ -134,3 +135,17 @@ def test_maps_of_attention_have_their_range(names):
         assert figure.rows[1][-1].image[0, ::4, ::4].flatten().tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1])
         assert len(figure.titles) == len(figure.rows[0]) == (3 if len(maps) == 1 else 4)
         assert figure.png()
+
+
+@pytest.mark.parametrize("names", [["background", "leaf"], [f"class {number} {'w' * number}" for number in range(21)]])
+@pytest.mark.parametrize("images", [1, 6])
+def test_the_legend_of_masks_names_all_classes_within_the_figure_and_below_the_images(names, images):
+    masks = (torch.arange(32 * 32) % len(names)).to(torch.uint8).view(1, 32, 32).expand(images, -1, -1)
+    figure = label_maps.mosaic({"image": torch.rand(images, 3, 32, 32)}, {"true": masks}, names).draw()
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    shown = [text.get_text().removesuffix("…") for text in legend.get_texts()]
+    assert [name.startswith(text) for name, text in zip(names, shown, strict=True)] == [True] * len(names)
+    box, (width, height) = legend.get_window_extent(), figure.get_size_inches() * figure.dpi
+    assert 0 <= box.x0 < box.x1 <= width
+    assert 0 <= box.y0 < box.y1 <= height - 24 - (32 * 6 + 14) * (3 if images == 6 else 1)
