@@ -2,7 +2,8 @@
 
 import io
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -37,7 +38,14 @@ def png(figure: Canvas, metadata: Mapping[str, str] | None = None) -> bytes:
     for text in figure.findobj(Text):
         text.set_parse_math(False)
     file = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # drawn as boxes
+    with missing_glyphs_as_boxes():
         figure.savefig(file, format="png", metadata=metadata)
     return file.getvalue()
+
+
+@contextmanager
+def missing_glyphs_as_boxes() -> Iterator[None]:
+    """Ignore warnings on letters that the font lacks, which are drawn as boxes."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")
+        yield

@@ -4,7 +4,7 @@ import textwrap
 from bisect import bisect
 
 from ssvit.errors import one_line
-from ssvit.figures.base import Axes, Canvas
+from ssvit.figures.base import Axes, Canvas, missing_glyphs_as_boxes
 
 INK, PALE = "#222222", "#e6e6e6"
 COLORS = {
@@ -47,7 +47,8 @@ def width_of(text: str, size: float) -> float:
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
-    return text_to_path.get_text_width_height_descent(text, FontProperties(size=size), False)[0] * DPI / 72
+    with missing_glyphs_as_boxes():
+        return text_to_path.get_text_width_height_descent(text, FontProperties(size=size), False)[0] * DPI / 72
 
 
 def fitted(name: str, size: float, room: float) -> str:

@@ -149,3 +149,8 @@ def test_the_legend_of_masks_names_all_classes_within_the_figure_and_below_the_i
     box, (width, height) = legend.get_window_extent(), figure.get_size_inches() * figure.dpi
     assert 0 <= box.x0 < box.x1 <= width
     assert 0 <= box.y0 < box.y1 <= height - 24 - (32 * 6 + 14) * (3 if images == 6 else 1)
+
+
+def test_letters_that_the_font_lacks_give_no_warning(recwarn):
+    assert Gallery([[Picture(torch.ones(3, 8, 8), ("飞机",))]], titles=["鹿"]).png()
+    assert not recwarn.list
