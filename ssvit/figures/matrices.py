@@ -96,10 +96,14 @@ class Similarities(Figure):
     def draw(self) -> Canvas:
         """Draw the matrix with a colour bar."""
         rows, columns = self.values.shape
-        figure, (axis,) = style.panels(1, 1.2 + 5.5 * min(max(columns / rows, 0.5), 2.5), 5.5)
+        width = 5.5 * min(max(columns / rows, 0.5), 2.5)
+        figure, (axis,) = style.panels(1, 1.2 + width, 5.5)
         picture = axis.imshow(self.values, vmin=self.low, vmax=1, cmap="viridis", interpolation="nearest")
-        axis.set_xticks([*self.xticks.values()], [*self.xticks], fontsize=7)
-        axis.set_yticks([*self.yticks.values()], [*self.yticks], fontsize=7)
+        names = [[fitted(name, 7, 2 * DPI) for name in ticks] for ticks in (self.xticks, self.yticks)]
+        room = min(np.diff([*self.xticks.values()]), default=columns) * 0.7 * DPI * width / columns
+        is_dense = max(width_of(name, 7) for name in names[0]) > room
+        axis.set_xticks([*self.xticks.values()], names[0], fontsize=7, rotation=90 * is_dense)
+        axis.set_yticks([*self.yticks.values()], names[1], fontsize=7)
         axis.tick_params(length=0)
         axis.spines[:].set_visible(False)
         if self.of:

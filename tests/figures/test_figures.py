@@ -1,6 +1,7 @@
 """Figures: coinciding curves stay visible, and pictures are complete."""
 
 import io
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from matplotlib.colors import to_rgb
 from PIL import Image
 
+from ssvit.analysis import similarity
 from ssvit.analysis.attention import plot_maps
 from ssvit.figures import label_maps
 from ssvit.figures.intervals import Dot, Intervals
@@ -154,3 +156,12 @@ def test_the_legend_of_masks_names_all_classes_within_the_figure_and_below_the_i
 def test_letters_that_the_font_lacks_give_no_warning(recwarn):
     assert Gallery([[Picture(torch.ones(3, 8, 8), ("飞机",))]], titles=["鹿"]).png()
     assert not recwarn.list
+
+
+def test_long_names_of_encoders_do_not_overlap():
+    layers = {"vit_small_patch14_reg4_dinov2": 12, "small": 3, "resnet10t": 2, "a_run_of_a_long_name": 2}
+    figure = similarity.plot(torch.rand(19, 19).double(), layers).draw()
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figure.axes[0].get_xticklabels()]
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+    assert boxes[0].y0 >= 0
