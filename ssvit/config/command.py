@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -124,20 +124,19 @@ class Command:
         line = CommandLine(
             arguments, options, tree, aliases=self.aliases, positional=self.positional, prefix=self.prefix
         )
-        names = {*self.expansions, _CHECKPOINT}
-        if line.sweep:
-            line.deferred = composition.swept(line) & names
-        self._expand(line, names - line.deferred, incomplete)
+        swept = composition.swept(line) if line.sweep else set()
+        self._expand(line, swept, incomplete)
         return line
 
-    def _expand(self, line: CommandLine, names: Collection[str], incomplete: bool = False) -> None:
-        """Apply the expansions of some options, and `before` if the checkpoint is one of them."""
+    def _expand(self, line: CommandLine, swept: Collection[str] = (), incomplete: bool = False) -> None:
+        """Apply the expansions, and then `before`, except those of options that are swept or that depend on them."""
         for option, function in self.expansions.items():
-            if option in names and line.typed.get(option) not in (None, ""):
-                with suppress(UserError) if incomplete else nullcontext():
+            if option not in swept and line.typed.get(option) not in (None, ""):
+                with suppress(UserError) if incomplete else _without(swept):
                     pkgutil.resolve_name(function)(line)
-        if self.before and _CHECKPOINT in names:
-            self.before(line)
+        if self.before and _CHECKPOINT not in swept:
+            with _without(swept):
+                self.before(line)
 
     def described(self, arguments: Sequence[str]) -> Config:
         """Return the configuration for --help, which does not require a checkpoint."""
@@ -163,7 +162,7 @@ class Command:
         def job(job_line: CommandLine, swept: Sequence[str]) -> float | None:
             with exit_on_failure():  # otherwise, Hydra would report the failure in its format
                 with _failures(2):
-                    self._expand(job_line, line.deferred)
+                    self._expand(job_line)
                 config = replace(self.compose(job_line), swept=swept)
                 folder = self._start(config)
             return results.add(config, folder) if results else None
@@ -191,6 +190,16 @@ def _in_name(option: str) -> str:
     """Return an option as a part of a folder's name; a checksum distinguishes options with replaced characters."""
     written = _NOT_IN_NAMES.sub("-", option)
     return written if written == option else f"{written}-{hashlib.sha256(os.fsencode(option)).hexdigest()[:4]}"
+
+
+@contextmanager
+def _without(swept: Collection[str]) -> Iterator[None]:
+    """Ignore an invalid option that has several values in a sweep, which each job checks."""
+    try:
+        yield
+    except OptionError as error:
+        if error.name not in swept:
+            raise
 
 
 @contextmanager

@@ -61,8 +61,8 @@ class CommandLine:
         plugins: Packages named by --plugin, which add parts to `ssvit.choices`.
         config_dir: Folder of the user's configuration files, named by --config-dir.
         sweep: Whether to run every combination of values (-m).
-        deferred: Options with several values in a sweep that are replaced by other options, in each job.
         start: What a checkpoint provides; None without a checkpoint.
+        newest: The checkpoint that checkpoint=newest has selected, which is that of all jobs of a sweep.
         prefix: Prefix of command names in messages: "ssvit " or, in Python, "ssvit.".
 
     Args:
@@ -94,8 +94,8 @@ class CommandLine:
         self.config_dir: Path | None = None
         self.plugins: list[str] = []
         self.sweep = False
-        self.deferred: set[str] = set()
         self.start: Start | None = None
+        self.newest: str | None = None
         self.prefix = prefix
         self._lines: list[str] = []
         arguments = [_HOME.sub(lambda home: home[1] + os.path.expanduser("~/"), argument) for argument in arguments]
@@ -128,6 +128,7 @@ class CommandLine:
                 raise OptionError(name, option, expected) from None
             _check_values(name, value)
             self._set(name, value)
+        self._original = dict(self.typed), [*self.arguments]
 
     def _set(self, name: str, value: object) -> str:
         """Set a typed option, and return its name, without a prefix and with its alias replaced."""
@@ -143,6 +144,14 @@ class CommandLine:
         """Return a copy with other typed options and without added options."""
         other = copy.copy(self)
         other.typed, other.implied, other.texts, other.sweep = dict(options), {}, {}, False
+        return other
+
+    def job(self, options: Mapping[str, object]) -> "CommandLine":
+        """Return the command line of a job of a sweep, as it would be typed, with its values of the swept options."""
+        typed, arguments = self._original
+        fixed = {name: value for name, value in typed.items() if not name.startswith("hydra")}
+        other = self.changed({**fixed, **options})
+        other.arguments, other.start, other._lines = [*arguments], None, []
         return other
 
     @property

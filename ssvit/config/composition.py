@@ -353,7 +353,7 @@ def sweep(name: str, line: CommandLine, options_class: type[Options], job: Job) 
         options = [option for option in HydraConfig.get().overrides.task if option not in shared]
         overrides = OverridesParser.create().parse_overrides(options)
         values = {each.get_key_element().lstrip("+"): plain(each.value()) for each in overrides}
-        return job(line.changed({**fixed, **values}), [f"{name}={text_of(value)}" for name, value in values.items()])
+        return job(line.job(values), [f"{name}={text_of(value)}" for name, value in values.items()])
 
     # Hydra then raises its errors instead of printing them with hints for developers.
     os.environ["HYDRA_FULL_ERROR"] = "1"

@@ -67,8 +67,10 @@ def select_checkpoint(line: CommandLine, newest: str | None = None) -> Checkpoin
         expected = f"must not be set: the checkpoint contains the encoder; or set checkpoint={SCRATCH}"
         raise OptionError("encoder", arguments["encoder"], expected)
     _check_changes(arguments, _FIXED)
-    path = newest or NEWEST if path == NEWEST else path
+    is_newest = path == NEWEST
+    path = newest or line.newest or NEWEST if is_newest else path
     checkpoint = _start(path, line, arguments, changes=(_without_token, _with_format))
+    line.newest = str(checkpoint.path) if is_newest else None
     line.implied |= _pixels_of_encoder(checkpoint, arguments)
     return checkpoint
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from command import LIMIT, TINY, error_of, one_line
 from composing import composed
-from images import put
+from images import put, put_set
 
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import find_command
@@ -150,6 +150,26 @@ def test_a_sweep_may_have_several_checkpoints(tool, tmp_path):
     files = (tmp_path / "outputs").glob("tuned*/config.yaml")
     starts = [Path(Configuration.read(file).values["encoder"]["path"]) for file in files]
     assert sorted(start.parent.name for start in starts) == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("fixed", "name", "values"),
+    [
+        ("data=photos", "recipe.steps", ("100", "4000")),
+        ("data=photos", "data.image_size", ("32", "48")),
+        ("data=photos", "objective", ("mae", "simclr")),
+        (f"checkpoint={RUN}", "recipe.steps", ("10", "40")),
+    ],
+)
+def test_a_job_of_a_sweep_has_the_options_of_the_same_run_alone(fixed, name, values, tmp_path, monkeypatch):
+    put_set(tmp_path / "photos", 20, (40, 40))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["ssvit"])
+    configs: list[Config] = []
+    command = replace(find_command("pretrain"), run=configs.append, results=None)
+    command.main(["-m", fixed, f"{name}={','.join(values)}"])
+    alone = [command.compose(command.line([fixed, f"{name}={value}"])) for value in values]
+    assert [job.values for job in configs] == [config.values for config in alone]
 
 
 @pytest.mark.parametrize(
