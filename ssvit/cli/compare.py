@@ -14,6 +14,7 @@ from pydantic import Field
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.run_folder import rows
+from ssvit.cli import evaluate, finetune
 from ssvit.config.command import Command
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
@@ -61,6 +62,8 @@ def run(config: Config) -> Path:
         if options.teacher is None and _has_teacher(parts):
             raise OptionError("teacher", None, f"must be set for {name}")
     check_set_by(CommandLine(options.pretrain).typed, _SET_BY)
+    for command, typed in ((evaluate.command, options.evaluate), (finetune.command, options.finetune)):
+        command.described(typed)  # their mistakes would appear only after the first pre-training
     comparison = Comparison(config, {"budget": options.budget})
     comparison.check_rows(chosen)
     planned = [(name, seed) for seed in range(options.seed, options.seed + options.seeds) for name in chosen]

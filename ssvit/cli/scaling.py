@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import MinLen
 
+from ssvit.cli import evaluate, finetune
 from ssvit.config.command import Command
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
@@ -87,6 +88,8 @@ def check(config: Config) -> list[dict[str, Any]]:
         if len(stages(name, config.line)) > 1:
             raise OptionError("objectives", name, "must be a method of one stage, since a point of the grid is one run")
     check_set_by(CommandLine(options.pretrain).typed, _SET_BY)
+    for command, changes in ((evaluate.command, options.evaluate), (finetune.command, options.finetune)):
+        command.described(changes)  # their mistakes would appear only after the first pre-training
     for name in options.encoders:
         if name not in config.line.names("encoder"):
             try:

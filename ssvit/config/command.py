@@ -131,7 +131,7 @@ class Command:
     def _expand(self, line: CommandLine, swept: Collection[str] = (), incomplete: bool = False) -> None:
         """Apply the expansions, and then `before`, except those of options that are swept or that depend on them."""
         for option, function in self.expansions.items():
-            if option not in swept and line.typed.get(option) not in (None, ""):
+            if option not in swept and line.typed.get(option) is not None:
                 with suppress(UserError) if incomplete else _without(swept):
                     pkgutil.resolve_name(function)(line)
         if self.before and _CHECKPOINT not in swept:

@@ -103,7 +103,7 @@ def select_initial_weights(line: CommandLine) -> None:
     """
     arguments = line.values
     path = str(line.text("checkpoint"))
-    if path in (NEWEST, SCRATCH):
+    if path in (NEWEST, SCRATCH, ""):
         expected = "must be the folder of a run or checkpoint, a file of foreign weights, or null for random weights"
         raise OptionError("checkpoint", path, expected)
     _check_changes(arguments, {"encoder", *_FIXED, "encoder.channels"})
