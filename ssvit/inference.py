@@ -6,7 +6,6 @@ Letters: b images, c channels, h, w pixels, y, x rows and columns of patches, d 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from functools import cached_property
 from itertools import islice
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -27,6 +26,7 @@ from ssvit.evaluation.options import FeatureSpec
 from ssvit.evaluation.segmentation import LabelMaps
 from ssvit.figures.display import Display
 from ssvit.kernels import inference
+from ssvit.kernels.fused import version
 from ssvit.loading.encoder import load_classifier, load_encoder, load_model, load_segmenter
 from ssvit.loading.options import (
     LoadEncoder,
@@ -120,6 +120,8 @@ def _bytes(images: Tensor) -> Tensor:
 class _Model:
     """Implement what all trained models share: images and files in batches."""
 
+    _prepared: tuple[list[tuple[int, int | None]], Any] | None = None  # the last result of `prepared`, and its state
+
     @staticmethod
     def _load(options: LoadEncoder) -> Any:
         raise NotImplementedError
@@ -155,10 +157,16 @@ class _Model:
         # The transform of the evaluation; for another image size, its resizing is scaled in proportion.
         self.transform = eval_transform(checkpoint).for_size(encoder.image_size).build()
 
-    @cached_property
+    @property
     def prepared(self) -> Any:
-        """Return the module for passes without gradients in `precision`; see `ssvit.kernels.inference.prepared`."""
-        return inference.prepared(self.module, self.precision)
+        """Return the module for passes without gradients in `precision`, see `ssvit.kernels.inference.prepared`.
+
+        It is prepared again if weights or buffers of `module` have changed.
+        """
+        state = [(id(tensor), version(tensor)) for tensor in (*self.module.parameters(), *self.module.buffers())]
+        if self._prepared is None or self._prepared[0] != state:
+            self._prepared = state, inference.prepared(self.module, self.precision)
+        return self._prepared[1]
 
     def _context(self) -> AbstractContextManager[object]:
         return inference.autocast(self.precision, self.device)

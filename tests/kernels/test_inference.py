@@ -1,10 +1,12 @@
 """Inference in float32 and bfloat16: prepared copies, and features, stores and caches of one precision."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 
+import ssvit
 from ssvit.engine import private
 from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.options import FeatureSpec
@@ -117,3 +119,18 @@ def test_features_are_named_by_their_precision(model):
     with torch.autocast("cpu", torch.bfloat16):
         frozen.prepare(CPU, 32)
         assert frozen(IMAGES)[frozen.specs[0].name].equal(float32[frozen.specs[0].name])
+
+
+def test_a_loaded_encoder_computes_with_the_present_weights(built):
+    path = Path(__file__).parents[1] / "fixtures" / "outputs" / "masked_patch_shapes"
+    encoder, other = (ssvit.load(path, precision="bf16") for _ in range(2))
+    images = torch.rand(2, 3, *encoder.module.image_size, generator=torch.Generator().manual_seed(0))
+    before = encoder.features(images)
+    with torch.no_grad():
+        encoder.module.mean.mul_(0.5)
+        for weight in encoder.module.parameters():
+            weight.mul_(1.25)
+    other.module.load_state_dict(encoder.module.state_dict())
+    features = encoder.features(images)
+    assert features.equal(other.features(images))
+    assert not features.equal(before)
