@@ -187,6 +187,9 @@ def _segment(checkpoint: Checkpoint, options: Predict, paths: Sequence[str]) -> 
     segmenter = Segmenter(checkpoint, precision=options.precision)
     print_lines(f"{checkpoint.path}: {len(segmenter.classes)} classes; precision: {segmenter.precision}")
     unreadable, home = 0, None if options.output is None else Path(options.output)
+    if home is not None:
+        numbers = {name: number for number, name in enumerate(segmenter.classes)}
+        write_files(home, {"classes.json": json.dumps(numbers).encode()})
     for name, (path, answer) in zip(names, segmenter.label_files(paths), strict=True):
         if isinstance(answer, UserError):
             unreadable += 1
@@ -201,9 +204,6 @@ def _segment(checkpoint: Checkpoint, options: Predict, paths: Sequence[str]) -> 
             for part, content in files.items():
                 file = home / part / f"{name}.png"
                 write_files(file.parent, {file.name: content})
-    if home is not None:
-        numbers = {name: number for number, name in enumerate(segmenter.classes)}
-        write_files(home, {"classes.json": json.dumps(numbers).encode()})
     if unreadable:
         raise UserError(f"{unreadable} of {len(paths)} pictures could not be read")
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -104,6 +105,11 @@ def test_label_maps_are_written_and_can_be_masks_again(outputs_of_runs, scenes, 
     assert f"shape {100 * largest:.1f} %" in printed
     assert segmenter.predict(torch.zeros(3, 7, 50, dtype=torch.uint8))[0].shape == (7, 50)
     error_of(segmenter.predict, torch.zeros(3, 0, 50, dtype=torch.uint8))
+    with monkeypatch.context() as patch:
+        patch.setattr(label_maps, "overlay_png", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            call("predict", f"checkpoint={run}", f"output={tmp_path}/interrupted", "precision=32", pictures)
+    assert (tmp_path / "interrupted" / "classes.json").exists()  # masks without names of classes are useless
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")
     assert str(error_of(call, "predict", f"checkpoint={run}", str(broken))).startswith("1 of 1 ")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from command import LIMIT
 from images import put, put_grey
 
 from ssvit.cli import compare, table
@@ -60,7 +61,9 @@ def test_each_objective_has_as_many_steps_as_the_budget_is_worth(commands, tmp_p
     assert "| mae | 1200 x 64 | 2.0 | 76,800 | 640 | 1.2 | 10 | eager, 32-true |" in table
     row = json.loads((tmp_path / "outputs" / "c" / "table" / "mae_seed0.json").read_text())
     root, processors = Path(__file__).parents[2], Path("/proc/cpuinfo").read_text()
-    head = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout
+    head = subprocess.run(
+        ["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=False, timeout=LIMIT
+    ).stdout
     assert row["versions"].get("commit") == (head.strip() if (root / ".git").exists() else None)
     assert f": {row['processor']}\n" in processors or "model name" not in processors
 

@@ -49,7 +49,10 @@ FIGURES = {
         [[contact_sheet.query(IMAGE, other), contact_sheet.neighbour(IMAGE, 0.5, one)] for one, other in PAIRS]
     ),
     "gallery": Gallery([[Picture(IMAGE)] * len(NAMES)], titles=NAMES),
-    "mosaic": Mosaic({"image": torch.stack([IMAGE, IMAGE])}, {f"class {name}": "red" for name in NAMES}),
+    "mosaic": Mosaic(
+        dict.fromkeys(("image", "true", "predicted"), torch.stack([IMAGE, IMAGE])),
+        {f"class {name}": "red" for name in NAMES},
+    ),
     "plot": Plot([Panel("", LINES)], (5, 4)),
     "below": Plot([Panel("", LINES)], (5, 4), legend="below"),
 }
