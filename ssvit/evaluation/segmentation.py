@@ -137,13 +137,19 @@ def mean_iou(counts: Tensor) -> Tensor:
 
 
 def interval_of_miou(counts: Tensor) -> tuple[float, float]:
-    """Return the 95 % interval of the mean IoU over images, by the percentile bootstrap, from counts (n, 3, k)."""
+    """Return the 95 % interval of the mean IoU over images, by the percentile bootstrap, from counts (n, 3, k).
+
+    A class that a resample lacks has its IoU over all images there: the mean over the other classes would be higher,
+    since rare classes often have a low IoU. The interval is NaN if all pixels are ignored.
+    """
     generator = torch.Generator().manual_seed(0)
     counts = counts[counts[:, 2].any(1)]  # without images whose pixels are all ignored
-    n = len(counts)
+    if not (n := len(counts)):
+        return math.nan, math.nan
     drawn = torch.randint(n, (_SAMPLES, n), generator=generator)
     weights = torch.zeros(_SAMPLES, n, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(_SAMPLES, n).double())
-    values = mean_iou((weights @ counts.double().flatten(1)).unflatten(1, counts.shape[1:]))
+    resampled = intersections_over_unions((weights @ counts.double().flatten(1)).unflatten(1, counts.shape[1:]))
+    values = resampled.where(~resampled.isnan(), intersections_over_unions(counts.sum(0))).nanmean(-1)
     tails = torch.tensor([(1 - _LEVEL) / 2, (1 + _LEVEL) / 2], dtype=torch.float64)
     low, high = values.quantile(tails).tolist()
     return low, high

@@ -186,6 +186,17 @@ def test_measures_are_those_of_scikit_learn_and_of_a_bootstrap_by_loops():
     assert interval_of_miou(counts) == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=0.01)
     nothing_known = torch.zeros(30, *counts.shape[1:], dtype=counts.dtype)
     assert interval_of_miou(torch.cat([nothing_known, counts])) == interval_of_miou(counts)
+    assert all(map(math.isnan, interval_of_miou(nothing_known)))
+
+
+def test_the_interval_of_the_mean_iou_is_around_it_with_rare_classes():
+    truth = torch.zeros(24, 6, 6, dtype=torch.uint8)
+    for number in range(1, 9):  # each class is in one image, and none is predicted
+        truth[number, : number // 2 + 1] = number
+    counts = torch.stack([class_counts(torch.zeros_like(one), one, 9) for one in truth])
+    low, high = interval_of_miou(counts)
+    value = mean_iou(counts.sum(0)).item()
+    assert low < value < high < 1.2 * value
 
 
 def evaluated() -> dict[str, float]:
