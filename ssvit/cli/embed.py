@@ -42,7 +42,7 @@ def run(config: Config) -> Path:
 
     from ssvit.retrieval import gallery
     from ssvit.retrieval.feature_table import Thumbnails
-    from ssvit.retrieval.pictures import PictureSet, opener, viewer
+    from ssvit.retrieval.pictures import Opener, PictureSet, viewer
     from ssvit.retrieval.store import Store
 
     splits = {part: PictureSet.of_files(of_part, extraction.pixels) for part, of_part in files.items()}
@@ -54,7 +54,8 @@ def run(config: Config) -> Path:
         splits |= {part: PictureSet.of_split(data, part, name) for part in parts}
     splits = {part: pictures.windows(options) for part, pictures in splits.items()}
     describe = extraction.describer()
-    show = viewer(opener(extraction.pixels, [*splits.values()]), describe.transform, extraction.display())
+    opened = Opener(extraction.pixels, splits.values())
+    show = viewer(opened, describe.transform, extraction.display())
     thumbnails = None if options.thumbnail is None else Thumbnails(show, options.thumbnail)
     reference = None if options.anomaly is None else Store.open(options.anomaly, describe.extractor.identity)
     output = Path(options.output)
@@ -63,7 +64,7 @@ def run(config: Config) -> Path:
     )
     if anomalies and options.sheet is not None:
         atomic_io.replace(Path(options.sheet), anomalies.sheet(show).png())
-        lines.append(f"written: {options.sheet}")
+        lines += [f"written: {options.sheet}", *opened.report(options.sheet)]
     print_lines(*lines)
     return output
 

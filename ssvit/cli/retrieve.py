@@ -32,11 +32,8 @@ def run(config: Config) -> None:
     line, name = config.line, str(config.choices.get("data"))
     extraction = Extraction(options, typed_names=line.typed, choice=name, say=line.say, store=options.store)
 
-    from torch import Tensor
-
-    from ssvit.data.sources.base import Unreadable
     from ssvit.retrieval import gallery
-    from ssvit.retrieval.pictures import PictureSet, opener
+    from ssvit.retrieval.pictures import Opener, PictureSet
     from ssvit.retrieval.store import Store
 
     data = None if options.data is None else extraction.data_set()
@@ -45,7 +42,7 @@ def run(config: Config) -> None:
     else:
         pictures = PictureSet.of_files(files, extraction.pixels)
     pictures, describe = pictures.windows(options), extraction.describer()
-    failures: dict[str, Unreadable] = {}
+    grey: list[str] = []
     if options.action == INDEX:
         lines = gallery.index(options.store, pictures, describe, extraction.checkpoint.path)
     else:
@@ -59,21 +56,11 @@ def run(config: Config) -> None:
         if options.sheet is not None:
             sources = {f"{name}/{part}": getattr(data, part, None) for part in PARTS}
             sets = [PictureSet.of_source(source, start) for start, source in sources.items() if source is not None]
-            opened = opener(extraction.pixels, sets)
-
-            def load(picture: str) -> Tensor:
-                try:
-                    return opened(picture)
-                except Unreadable as failure:
-                    failures[picture] = failure
-                    raise
-
-            shown = gallery.sheet(records, load, extraction.display(), describe.transform)
+            opened = Opener(extraction.pixels, sets)
+            shown = gallery.sheet(records, opened, extraction.display(), describe.transform)
             atomic_io.replace(Path(options.sheet), shown.png())
-        lines = gallery.report(records, store)
-        if failures:
-            example, hint = min(map(str, failures.values())), "data=… opens the images of a data set"
-            lines.append(f"{options.sheet}: {len(failures)} pictures are grey, such as {example} ({hint})")
+            grey = opened.report(options.sheet)
+        lines = [*gallery.report(records, store), *grey]
     line.announce()
     print_lines(*lines, *(f"written: {file}" for file in (options.output, options.sheet) if file is not None))
     if options.action == INDEX or options.sheet is None:

@@ -33,7 +33,7 @@ from ssvit.retrieval import patches
 from ssvit.retrieval.anomaly import Anomalies
 from ssvit.retrieval.feature_table import FeatureTable, Thumbnails
 from ssvit.retrieval.options import PARQUET, PART_FILES, StoreError, encoder_of
-from ssvit.retrieval.pictures import Describer, PictureSet, or_blank, pictures_of
+from ssvit.retrieval.pictures import Describer, PictureSet, pictures_of
 from ssvit.retrieval.store import Store, check_directions, writing
 
 _LINES = 20  # queries whose nearest neighbour is printed
@@ -344,6 +344,9 @@ def report(records: Sequence[Mapping[str, Any]], store: Store) -> list[str]:
             chances[picture] = others / (len(stored) - (picture in stored))
             is_correct = any(neighbour["class"] == class_name for neighbour in record["neighbours"][:1])
             correct.setdefault(picture, []).append(is_correct)
+    if counts.keys() <= {None}:
+        hint = "a folder with one subfolder for each class has them"
+        return [*lines, f"no metrics: the pictures of {store.folder} have no classes ({hint})"]
     if not chances:
         return [*lines, "no metrics: the store has no further picture of any query's class"]
     accuracy, chance = fmean(map(fmean, correct.values())), fmean(chances.values())
@@ -357,7 +360,7 @@ def report(records: Sequence[Mapping[str, Any]], store: Store) -> list[str]:
 
 
 def sheet(
-    records: Sequence[Mapping[str, Any]], load: Callable[[str], Tensor], display: Display, transform: EvalTransform
+    records: Sequence[Mapping[str, Any]], opened: Callable[[str], Tensor], display: Display, transform: EvalTransform
 ) -> Gallery:
     """Return the contact sheet of evenly spaced queries and their neighbours.
 
@@ -366,14 +369,14 @@ def sheet(
 
     Args:
         records: The queries with their neighbours, see `query`.
-        load: Opens a picture by its name, or raises Unreadable.
+        opened: Returns a picture by its name, see `Opener`.
         display: Converts pictures to RGB.
         transform: Transforms pictures to the input of the encoder.
     """
     from torchvision.transforms.v2.functional import resize
 
     def small(record: Mapping[str, Any]) -> Tensor:
-        image = or_blank(load, record["image"])
+        image = opened(record["image"])
         if "patch" in record:
             return outlined(display(transform([image])[0]), [record["patch"]], grid, _LONGER)
         longer = max(image.shape[1:])
@@ -390,7 +393,7 @@ def sheet(
             grid = (cosines.shape[0], cosines.shape[1])
         rows.append([contact_sheet.query(small(record), title(record))])
         if "cosines" in record:
-            (low, high), image = cosines.aminmax(), display(transform([or_blank(load, record["image"])])[0])
+            (low, high), image = cosines.aminmax(), display(transform([opened(record["image"])])[0])
             highest = cosines.flatten().topk(min(_WITHIN, cosines.numel())).indices
             heat = heat_map(image, (cosines - low) / (high - low).clamp(min=1e-6))
             heat = outlined(heat, [divmod(cell, grid[1]) for cell in highest.tolist()], grid, _LONGER)

@@ -9,7 +9,7 @@ Letters: n pictures, d width, c channels, h, w pixels, y, x rows and columns of 
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -146,8 +146,8 @@ def pictures_of(names: Iterable[str]) -> list[str]:
     return without_links(parsed_name(name)[0] for name in names)
 
 
-def opener(pixels: PixelFormat, sets: Sequence[PictureSet]) -> Callable[[str], Tensor]:
-    """Return a function that opens a picture by its name in a store, (c, h, w), or raises Unreadable.
+class Opener:
+    """Open pictures, (c, h, w), by their names in a store; a picture that can no longer be read is a grey pixel.
 
     It keeps the last picture, so that the windows of a picture decode it once.
 
@@ -155,33 +155,42 @@ def opener(pixels: PixelFormat, sets: Sequence[PictureSet]) -> Callable[[str], T
         pixels: Pixel format of files.
         sets: Pictures that are no files.
     """
-    places = {name: (pictures.source, row) for pictures in sets for row, name in enumerate(pictures.names)}
 
-    @lru_cache(maxsize=2)  # a picture, and one of its windows
-    def open_picture(name: str) -> Tensor:
-        if name in places:
-            source, row = places[name]
+    def __init__(self, pixels: PixelFormat, sets: Collection[PictureSet] = ()) -> None:
+        self._pixels = pixels
+        self._places = {name: (pictures.source, row) for pictures in sets for row, name in enumerate(pictures.names)}
+        self._failures: dict[str, Unreadable] = {}
+        self._read = lru_cache(maxsize=2)(self._open)  # a picture, and one of its windows
+
+    def __call__(self, name: str) -> Tensor:
+        """Return a picture."""
+        try:
+            return self._read(name)
+        except Unreadable as failure:
+            self._failures[name] = failure
+            return _BLANK
+
+    def _open(self, name: str) -> Tensor:
+        if name in self._places:
+            source, row = self._places[name]
             return source.read(row)
         image, box = parsed_name(name)
-        return load(name, pixels) if box is None else box.of(open_picture(image))
+        return load(name, self._pixels) if box is None else box.of(self._read(image))
 
-    return open_picture
-
-
-def or_blank(load: Callable[[str], Tensor], name: str) -> Tensor:
-    """Return a picture by its name, (c, h, w), or a grey pixel if it can no longer be read."""
-    try:
-        return load(name)
-    except Unreadable:
-        return _BLANK
+    def report(self, file: str) -> list[str]:
+        """Return a line for the console if pictures are grey in a file, with one of the reasons."""
+        if not self._failures:
+            return []
+        example, hint = min(map(str, self._failures.values())), "data=… opens the images of a data set"
+        return [f"{file}: {len(self._failures)} pictures are grey, such as {example} ({hint})"]
 
 
-def viewer(load: Callable[[str], Tensor], transform: EvalTransform, display: Display) -> Callable[[str], Tensor]:
+def viewer(opened: Callable[[str], Tensor], transform: EvalTransform, display: Display) -> Callable[[str], Tensor]:
     """Return a function that shows a picture by its name as the encoder receives it, (3, h, w) in [0, 1].
 
     Args:
-        load: Opens a picture by its name, or raises Unreadable.
+        opened: Returns a picture by its name, see `Opener`.
         transform: Transforms pictures to the input of the encoder.
         display: Converts pictures to RGB.
     """
-    return lambda name: display(transform([or_blank(load, name)])[0])
+    return lambda name: display(transform([opened(name)])[0])

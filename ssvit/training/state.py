@@ -49,6 +49,7 @@ _DIFFERENCES = {
     "precision": "precision: is {value}, and the run in {folder} started with {recorded}; "
     "recipe.precision={recorded} continues it",
 }  # messages for entries whose values are checksums or numbers
+_OTHERWISE = "another name=… starts a new run, overwrite=true replaces this one"
 _ADAM, _MOMENTUM = ("exp_avg", "exp_avg_sq"), ("momentum_buffer",)  # running means of the optimisers
 
 
@@ -411,13 +412,13 @@ class State:
                 difference = difference.format(name=name, recorded=manifest.get(name), value=value, folder=folder)
                 if name in ("data", "contents") and (changed := fingerprints.first_difference(folder, source)):
                     difference += f"; the first image that differs is {printable(changed)}"
-                raise UserError(f"{difference}; another name=… starts a new run, overwrite=true replaces this one")
+                raise UserError(f"{difference}; {_OTHERWISE}")
         states = newest[1] if newest else {}
         moments = self._states()["optimizer"]
         if self.processes.broadcast(states.get("optimizer", {}).keys() != moments.keys()):
             raise UserError(
                 f"recipe.optimizer={self.recipe.optimizer}: must be the optimizer with which the run in {folder} "
-                "started; another name=… starts a new run, overwrite=true replaces this one"
+                f"started; {_OTHERWISE}"
             )
         self._fill(moments, states.get("optimizer", {}))
         self._fill(self.objective.state_dict(), states.get("model", {}))

@@ -34,7 +34,7 @@ from ssvit.models.vit_options import ViT
 from ssvit.retrieval import gallery, options
 from ssvit.retrieval.extraction import Extraction
 from ssvit.retrieval.options import PART_FILES, encoder_of
-from ssvit.retrieval.pictures import Describer, PictureSet, opener
+from ssvit.retrieval.pictures import Describer, Opener, PictureSet
 from ssvit.retrieval.store import Store
 
 RUN = "masked_patch_shapes"
@@ -356,12 +356,12 @@ def test_pictures_of_a_set_in_memory_are_opened_by_name_and_any_other_name_is_a_
         assert pictures.names == [f"set/{part}/{row}" for row in range(len(classes))]
         assert pictures.classes == classes
         for row, name in enumerate(pictures.names):
-            assert torch.equal(opener(RGB, [pictures])(name), pictures.source.read(row))
+            assert torch.equal(Opener(RGB, [pictures])(name), pictures.source.read(row))
     with pytest.raises(OptionError, match="split=test: "):
         PictureSet.of_split(replace(data, test=None), "test", "set")
     paint(tmp_path / "one.png", 1)
     for sets in ((), (pictures,)):
-        assert torch.equal(opener(RGB, sets)(str(tmp_path / "one.png")), load(str(tmp_path / "one.png")))
+        assert torch.equal(Opener(RGB, sets)(str(tmp_path / "one.png")), load(str(tmp_path / "one.png")))
 
 
 class Mean:
@@ -521,12 +521,12 @@ def test_a_sheet_shows_neighbours_whose_files_are_gone_and_reduces_large_picture
     one = PictureSet.of_files({first: "ant"})
     records = gallery.query(opened(tmp_path / "store"), one, colours(), neighbours_options.Flat(), k=3)
     assert sorted(neighbour["image"] for neighbour in records[0]["neighbours"]) == sorted(others)
-    sheet = gallery.sheet(records, load, PLAIN, CenterCrop(size=16).build())
+    sheet = gallery.sheet(records, Opener(RGB), PLAIN, CenterCrop(size=16).build())
     assert [picture.image.shape[1:] for picture in sheet.rows[0]] == [(238, 340), *[(1, 1)] * 3]
     assert sheet.png()
     for size, reduced in (((400, 1), (1, 340)), ((1, 400), (340, 1))):
         paint(Path(first), 0, size)
-        sheet = gallery.sheet(records, load, PLAIN, CenterCrop(size=16).build())
+        sheet = gallery.sheet(records, Opener(RGB), PLAIN, CenterCrop(size=16).build())
         assert sheet.rows[0][0].image.shape[1:] == reduced
         assert sheet.png()
 
