@@ -163,7 +163,8 @@ class Frozen:
     def _pooled(self, outputs: Tensor, spec: FeatureSpec, images: Tensor) -> Tensor:
         encoder = self._prepared
         normed = encoder.norm(outputs) if spec.norm == "after" else outputs
-        return encoder.pooled(normed, spec.pooling, images).to(self.dtype)
+        pooled = encoder.pooled(normed, spec.pooling, images)
+        return pooled.to(self.dtype, copy=True)  # a view of one token would keep all tokens in memory
 
 
 class Pixels:

@@ -56,6 +56,15 @@ def walked(encoder, source, layer):
     return tokens, F.layer_norm(tokens, (encoder.width,), norm.weight, norm.bias, 1e-6).detach()
 
 
+@pytest.mark.parametrize("pooling", ["class_token", "patch_mean", "both", "patches"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_features_occupy_their_own_memory_alone(pooling, count):
+    """Views of the tokens would keep all tokens of all images in memory until the end of an extraction."""
+    frozen = Frozen(vit(), [FeatureSpec(layer, pooling=pooling) for layer in (1, 2, 3)], identity="x")
+    for found in frozen(images(count).in_memory).values():
+        assert found.untyped_storage().nbytes() == found.numel() * found.element_size()
+
+
 @pytest.mark.parametrize("special", [{}, {"class_token": True, "distillation_token": True}, {"class_token": False}])
 @pytest.mark.parametrize("norm", ["after", "before"])
 def test_features_are_those_of_the_blocks(special, norm):
