@@ -31,7 +31,7 @@ class Line:
         y: The values.
         label: The name in the legend; "": none.
         color: A name of `style.COLORS`, or a colour of matplotlib. Lines in "train" and "ink" are thin, without
-            markers.
+            markers; a single point has one.
         dash: The line style.
         marker: The marker of a point; None: by the colour.
         width: The width of the line in points; None: by the colour.
@@ -52,9 +52,10 @@ class Line:
     def draw(self, axis: Axes) -> None:
         """Draw the line on an axis of matplotlib."""
         color, thin = COLORS.get(self.color, self.color), self.color in _THIN
+        usual = "" if thin and len(self.x) > 1 else "."
         axis.plot(
             self.x, self.y, label=one_line(self.label), color=color, linestyle=self.dash or "none",
-            markersize=self.size, marker=("" if thin else ".") if self.marker is None else self.marker,
+            markersize=self.size, marker=usual if self.marker is None else self.marker,
             linewidth=(1 if thin else 2) if self.width is None else self.width, zorder=2.5 if thin else 2,
         )  # fmt: skip
         if self.around is not None and self.dash:

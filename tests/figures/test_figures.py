@@ -43,6 +43,12 @@ def test_each_objective_has_a_panel_and_the_best_is_first():
     assert seen(figure, COLORS["model"])
 
 
+@pytest.mark.parametrize(("points", "has_marker"), [(1, True), (2, False)])
+def test_a_thin_line_has_a_marker_if_it_is_a_single_point(points, has_marker):
+    figure = Plot([Panel("loss", [Line([*range(points)], [*range(points)], "", "train")])], (5, 4)).draw()
+    assert (figure.axes[0].lines[0].get_marker() == ".") is has_marker
+
+
 def test_a_dashed_line_on_another_one_shows_both():
     lines = [Line([0, 1, 2], [1, 2, 3]), Line([0, 1, 2], [1, 2, 3], "", "replaced", DASHED)]
     figure = Plot([Panel("", lines)], (6, 4))
