@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -37,6 +38,11 @@ _NAMED_BY_ROOT = ("folder", "huggingface", "shards")  # data sets whose images a
 _CHOICES = ("data", "encoder")  # choices of a study, whose defaults are not those of pre-training
 _SUBSET = "subset.images="
 _PAIRS = 3  # measurements of a step and the reference
+
+_SIGNALS = {
+    128 + signal.SIGTERM: "was stopped by SIGTERM",
+    128 + signal.SIGKILL: "was ended by SIGKILL, which the system sends if memory is short",
+}  # by exit status
 
 Names = Annotated[Sequence[Name], Distinct, MinLen(1), Expect("a list of one or more different names")]
 Typed = Annotated[Sequence[Name], Expect("a list of options")]
@@ -293,7 +299,7 @@ class Trials:
     def call(self, command: str, options: Sequence[str], *, capture: bool = False) -> str:
         """Run a command in a separate process.
 
-        On Ctrl-C, which the process receives too, wait until it has saved its state.
+        Ctrl-C reaches the process, and SIGTERM is passed to it. This function returns after it has saved its state.
 
         Args:
             command: Name of the command.
@@ -313,15 +319,19 @@ class Trials:
             stdout=subprocess.PIPE if capture else None,
             text=True,
         )
+        former = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         try:
             output, _ = process.communicate()
         except KeyboardInterrupt:
             process.wait()
             raise
-        if process.returncode:
-            raise Failure(
-                f"{command} {' '.join(options)}: failed; the same command continues the study", process.returncode
-            )
+        finally:
+            signal.signal(signal.SIGTERM, former)
+        if (status := process.returncode) < 0:  # ended by a signal
+            status = 128 - status
+        if status:
+            reason = _SIGNALS.get(status, "failed")
+            raise Failure(f"{command} {' '.join(options)}: {reason}; the same command continues the study", status)
         return output or ""
 
 
