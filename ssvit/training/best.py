@@ -45,7 +45,7 @@ class Best:
 
 
 def find_best(history: History, recipe: Recipe) -> Best | None:
-    """Find the best evaluation among those at which a checkpoint is saved.
+    """Find the best evaluation after step 0.
 
     Args:
         history: The rows of metrics.
@@ -70,7 +70,7 @@ def find_best(history: History, recipe: Recipe) -> Best | None:
         measured = ", ".join(sorted(name for name in {*names} if not re.search(r"_layer\d+$", name)))
         raise OptionError("recipe.best", metric, f"must be a metric of this run: {measured}")
     sign = -1 if _LESS.search(metric.rpartition("/")[2]) else 1
-    rows = [row for row in history if metric in row and row["step"] and recipe.due(int(row["step"]), recipe.save_every)]
+    rows = [row for row in history if metric in row and row["step"]]
     scores = [sign * value for row in rows if (value := row[metric]) is not None]
     if not scores:
         return None

@@ -225,7 +225,7 @@ def train(
                 is_best, ended, stopping = False, False, True
             if ended:
                 log.finish()
-            saves = is_trained and (recipe.due(complete, recipe.save_every) or stopping)
+            saves = is_trained and (recipe.due(complete, recipe.save_every) or stopping or is_best)
             if saves:
                 log.record_seconds(complete)
             with log.paused() if saves or is_best else contextlib.nullcontext():

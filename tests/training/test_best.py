@@ -58,9 +58,17 @@ def test_each_metric_has_its_own_direction(name, step):
     assert (found.step, found.value) == (step, {3: 0.1, 2: 0.9}[step])
 
 
-def test_step_0_and_steps_that_are_not_saved_are_not_chosen():
-    assert best.find_best(history(9.0, 8.0, 5.0, 7.0, 6.0), recipe(best="mine/score", save_every=2)).step == 4
+def test_step_0_is_not_chosen():
+    assert best.find_best(history(9.0, 8.0, 5.0, 7.0, 6.0), recipe(best="mine/score")).step == 1
     assert best.find_best(history(9.0), recipe(best="mine/score")) is None
+
+
+@pytest.mark.parametrize("strategy", ["auto", "fsdp"])
+def test_the_best_evaluation_has_a_checkpoint_between_the_regular_ones(tmp_path, strategy):
+    evaluators = {"scripted": Scripted(0.9, 0.1, 0.2, 0.5, 0.3, 0.4, 0.2)}  # after steps 0, 1, …, 6
+    options = {"evaluators": evaluators, **EACH, "steps": 6, "evaluate_every": 1, "save_every": 4, "strategy": strategy}
+    assert train_in_processes(tmp_path, 2, **options) == [0, 0]
+    assert read_manifest(tmp_path / "best")["step"] == 3
 
 
 def test_auto_takes_validation_images_then_the_training_images_of_a_probe():
