@@ -163,9 +163,17 @@ def _for_hydra(name: str, value: object, line: CommandLine) -> str:
     several = sweep.value() if sweep else value
     choices = several.list if isinstance(several, ChoiceSweep) else [several]
     names = chain(*(choice if isinstance(choice, list) else [choice] for choice in choices))
-    if not all(isinstance(choice, str | QuotedString | Glob) for choice in names):
+    known = line.names(group)
+
+    def is_name(choice: object) -> bool:
+        if sweep and isinstance(choice, str):  # a path is a name only by an expansion, which is for one value
+            return choice in (*known, PRETRAINED)
+        return isinstance(choice, str | QuotedString | Glob)
+
+    if not all(map(is_name, names)):
         option = f"{_option_of(group, line)}={line.texts.get(name, text_of(value))}"
-        raise Failure(f"{option}: must be one of {', '.join(line.names(group))}", 2)
+        each = "each value must be" if sweep else "must be"
+        raise Failure(f"{option}: {each} one of {', '.join(known)}", 2)
     return _as_typed(name, line) if sweep else f"{line.prefixes.get(name, '')}{name}={_hydra_text(value)}"
 
 
