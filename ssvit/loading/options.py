@@ -11,6 +11,7 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.config.declaration import Count, Expect, Name, Options, Runs, Tree
 from ssvit.data.augment.options import CenterCrop
+from ssvit.data.sources.base_options import DataSet
 from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.errors import OptionError, pair, typed
 from ssvit.exchange.options import ForeignEncoder
@@ -142,7 +143,7 @@ class LoadLayers(Options):
         return origin(option.rpartition(".")[2], self.opened, str(self.checkpoint))
 
     def check(self, tree: Tree) -> None:
-        """Check that both encoders have the same patch size and number of channels."""
+        """Check that both encoders have the same patch size and number of channels, and images of one range."""
         if not isinstance(tree.encoder, ViT):
             return
         encoders = tree.encoder, vit(self.opened.encoder)
@@ -150,6 +151,11 @@ class LoadLayers(Options):
         if expected != loaded:
             expected = f"must have patches of {expected}, as the encoder; has {loaded}"
             raise OptionError("checkpoint", self.checkpoint, expected)
+        if isinstance(tree.data, DataSet) and self.opened.describes_images:
+            images, trained = tree.data.pixels.range, pixel_format(self.opened).range
+            if images != trained:
+                expected = f"must be of a run with data.range={typed(images)}; has {typed(trained)}"
+                raise OptionError("checkpoint", self.checkpoint, expected)
 
 
 class Reference(LoadEncoder):

@@ -287,12 +287,6 @@ def test_several_values_without_a_sweep_are_an_error_that_names_the_option(optio
     assert str(error.value).startswith(option)
 
 
-@pytest.mark.parametrize("option", ["data=/a,/b", "data=cifar10,photos", "objective=maee,simclr", "probes=[knn],[kn]"])
-def test_each_value_of_a_sweep_over_choices_must_be_one(option):
-    error = error_of(find_command("pretrain").call, ["-m", option])
-    assert (error.status, str(error).startswith(f"{option}: ")) == (2, True)
-
-
 @pytest.mark.parametrize(
     ("arguments", "start"),
     [(["--config-dir", "nowhere"], "--config-dir nowhere: "), (["--config-dir", "data=d"], "--config-dir data=d: "),
