@@ -11,7 +11,7 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.config.declaration import Count, Expect, Name, Options, Runs, Tree
 from ssvit.data.augment.options import CenterCrop
-from ssvit.data.sources.base_options import DataSet
+from ssvit.data.sources.base_options import DataSet, ImageFiles
 from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.errors import OptionError, pair, typed
 from ssvit.exchange.options import ForeignEncoder
@@ -152,8 +152,8 @@ class LoadLayers(Options):
             expected = f"must have patches of {expected}, as the encoder; has {loaded}"
             raise OptionError("checkpoint", self.checkpoint, expected)
         if isinstance(tree.data, DataSet) and self.opened.describes_images:
-            images, trained = tree.data.pixels.range, pixel_format(self.opened).range
-            if images != trained:
+            images = tree.data.pixels.range if isinstance(tree.data, ImageFiles) else None
+            if (trained := pixel_format(self.opened).range) != images:
                 expected = f"must be of a run with data.range={typed(images)}; has {typed(trained)}"
                 raise OptionError("checkpoint", self.checkpoint, expected)
 

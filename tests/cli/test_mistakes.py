@@ -143,7 +143,8 @@ MISTAKES = (
     "pretrain target=codebook target.checkpoint={classifier} target.layer=9",
     "pretrain target=codebook target.checkpoint={classifier} target.layer=1 encoder.patch_size=8 -> target.checkpoint",
     "pretrain target=codebook target.checkpoint={classifier} target.layer=1 data=folder data.root=few "
-    "data.image_size=32 encoder.patch_size=4 recipe.batch_size=4 data.range=[0,9] data.std=0.5 -> target.checkpoint … data.range",
+    "data.image_size=32 encoder.patch_size=4 recipe.batch_size=4 data.range=[0,9] data.std=0.5 -> target.checkpoint … "
+    "data.range",
     "pretrain data.augment.size=30 -> data.augment.size=[30,30]",
     "pretrain data.augment.size=48 -> data.augment.size=[48,48]",
     "pretrain objective=simclr objective.keep=0.5 data.augment.size=48 -> data.augment.size=[48,48]",
