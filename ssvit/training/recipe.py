@@ -65,7 +65,7 @@ class Recipe(Options):
     evaluate_every: Count = 150
     """Steps from one evaluation to the next."""
     save_every: Count = 150
-    """Steps from one checkpoint to the next; the best evaluation of `best` has one too."""
+    """Steps from one checkpoint to the next. An evaluation that is the best so far also has a checkpoint."""
     log_every: Count = 10
     """Steps from one line of metrics to the next."""
     best: str | None = "auto"
