@@ -98,6 +98,9 @@ def compose(
             with config.names_as_typed():
                 _ = config.options
         except OptionError as error:
+            if error.name not in line.typed and (experiment := files.get("experiment")):
+                expectation = f"{error.expectation} (with experiment={experiment})"
+                raise OptionError(error.name, error.value, expectation) from None
             if line.prefix == PYTHON or not isinstance(error.value, str) or "," not in error.value:
                 raise
             raise OptionError(error.name, error.value, f"{error.expectation}; several values require -m") from None

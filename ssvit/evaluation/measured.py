@@ -88,7 +88,8 @@ def keep(
         f"{row['encoder']} {100 * row['accuracy']:.1f}, {row['method']}{_trained_on(row, is_mixed)}"
         for row in others[:_OTHERS]
     ]
-    of_images = f"{'mAP ' * several}of {len(fingerprints):,} {part} images{compared}"
+    unit = "mAP " * (several and measure not in first["method"])  # names of probes contain it
+    of_images = f"{unit}of {len(fingerprints):,} {part} images{compared}"
     listed = "; ".join([*rest, f"chance {100 * chance:.1f}"])
     start = next((row["path"] for row in results if row["method"] not in (TUNED, SCRATCH)), "")
     best_one = f"{_text(first)}{_trained_on(first, is_mixed)}{',' * is_mixed}"

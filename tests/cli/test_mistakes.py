@@ -69,6 +69,7 @@ MISTAKES = (
     "pretrain outputs=null",
     "pretrain objective=telepathy",
     "pretrain experiment=telepathy",
+    "pretrain experiment=finetune_shapes -> objective.hidden=null: … experiment=finetune_shapes",
     "pretrain objective=mae target=hog",
     "pretrain encoder.patch_size=64",
     "pretrain encoder.stem.width=8",
