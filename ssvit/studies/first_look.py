@@ -100,11 +100,14 @@ class FirstLook:
         with contextlib.suppress(OSError, ValueError):
             self.report = json.loads((folder / _FILE).read_text())
         if self.report.get("identity") != identity:
+            if "identity" not in self.report and folder.is_dir() and any(folder.iterdir()):
+                raise OptionError("name", folder.name, f"{folder} exists and has no results of ssvit try")
             if self.report:
                 print_lines(f"{folder}: the results of other images or options are replaced")
                 shutil.rmtree(folder / _RUN, ignore_errors=True)
             self.report = {"identity": identity, "cpu_seconds": 0.0, "stages": {}, "encoders": {}}
         self.before: float = self.report["cpu_seconds"]
+        self._save()
 
     @property
     def remaining(self) -> float:

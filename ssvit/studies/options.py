@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from ssvit.checkpoints.run_folder import RunFolder
 from ssvit.config.declaration import Count, Expect, Name, Part, Runs, Seconds
 from ssvit.data.sources.base_options import DataSet
 from ssvit.devices import Inference
@@ -53,4 +54,5 @@ class Try(Inference):
         """Check that there are images, and that the folder of the results can be written."""
         if not self.path:
             raise OptionError("data", None, "must be a folder of images, as in ssvit try PATH")
+        RunFolder(self.outputs, self.name or self.folder.name)
         folder_to_write("outputs", self.folder)

@@ -10,6 +10,7 @@ from PIL import Image
 
 import ssvit
 from ssvit.engine.randomness import uniform
+from ssvit.errors import UserError
 from ssvit.loading.cached import cached_weights
 from ssvit.studies import first_look
 from ssvit.training import preset
@@ -211,3 +212,15 @@ def test_weights_in_the_caches_are_found(tmp_path, monkeypatch):
     (tmp_path / "torch" / "hub" / "checkpoints").mkdir(parents=True)
     (tmp_path / "torch" / "hub" / "checkpoints" / "other.pth").write_bytes(b"no weights")
     assert [*cached_weights()] == [snapshot / "model.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["mine", "/etc", "..", "a/b"])
+def test_other_files_are_not_replaced(tried, tmp_path, name):
+    mine = tmp_path / "outputs" / "mine"
+    (mine / "pretraining").mkdir(parents=True)
+    files = [mine / "report.json", mine / "pretraining" / "thesis.txt"]
+    for file in files:
+        file.write_text("{}")
+    with pytest.raises(UserError, match=f"^name={name}: "):
+        tried(pictures(tmp_path / "photos", "red", "green"), name=name)
+    assert [*tmp_path.rglob("*.json"), *tmp_path.rglob("*.txt")] == files
