@@ -16,7 +16,6 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.run_folder import rows
 from ssvit.cli import evaluate, finetune
 from ssvit.config.command import Command
-from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Name, Seconds, Tree
 from ssvit.data.sources.base_options import SHORT_FORMS
@@ -24,7 +23,7 @@ from ssvit.engine.progress import minutes
 from ssvit.errors import OptionError, print_lines
 from ssvit.evaluation.baselines import PIXELS, RANDOM
 from ssvit.studies import methods
-from ssvit.studies.trials import Names, Stage, Study, Trials, Typed, check_images, check_set_by, recipe_options, stages
+from ssvit.studies.trials import Names, Stage, Study, Trials, Typed, check_images, check_options, recipe_options, stages
 from ssvit.training.budget import steps_within
 
 # Placeholders in a stage's options: the run of the previous stage, and the option teacher.
@@ -61,9 +60,7 @@ def run(config: Config) -> Path:
     for name, parts in chosen.items():
         if options.teacher is None and _has_teacher(parts):
             raise OptionError("teacher", None, f"must be set for {name}")
-    check_set_by(CommandLine(options.pretrain).typed, _SET_BY)
-    for command, typed in ((evaluate.command, options.evaluate), (finetune.command, options.finetune)):
-        command.described(typed)  # their mistakes would appear only after the first pre-training
+    check_options(options, _SET_BY, evaluate=evaluate.command, finetune=finetune.command)
     comparison = Comparison(config, {"budget": options.budget})
     comparison.check_rows(chosen)
     planned = [(name, seed) for seed in range(options.seed, options.seed + options.seeds) for name in chosen]

@@ -14,14 +14,23 @@ from annotated_types import MinLen
 
 from ssvit.cli import evaluate, finetune
 from ssvit.config.command import Command
-from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Distinct, Expect, Name, Tree
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.errors import OptionError, typed, within
 from ssvit.models.timm_options import Timm
 from ssvit.studies import methods, scaling
-from ssvit.studies.trials import Names, Study, Trials, Typed, check_images, check_set_by, recipe_options, stages
+from ssvit.studies.trials import (
+    Names,
+    Study,
+    Trials,
+    Typed,
+    check_images,
+    check_options,
+    check_set_by,
+    recipe_options,
+    stages,
+)
 from ssvit.values import text_of
 
 _HEAD = 64  # width of an attention head, as in the paper's models
@@ -87,9 +96,7 @@ def check(config: Config) -> list[dict[str, Any]]:
     for name in options.objectives:
         if len(stages(name, config.line)) > 1:
             raise OptionError("objectives", name, "must be a method of one stage, since a point of the grid is one run")
-    check_set_by(CommandLine(options.pretrain).typed, _SET_BY)
-    for command, changes in ((evaluate.command, options.evaluate), (finetune.command, options.finetune)):
-        command.described(changes)  # their mistakes would appear only after the first pre-training
+    check_options(options, _SET_BY, evaluate=evaluate.command, finetune=finetune.command)
     for name in options.encoders:
         if name not in config.line.names("encoder"):
             try:

@@ -19,6 +19,7 @@ import yaml
 from annotated_types import MinLen
 
 from ssvit.checkpoints.run_folder import rows
+from ssvit.config.command import Command
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Distinct, Expect, Name, Positive, Whole
@@ -136,6 +137,24 @@ def check_images(options: Study, *, most: int = 0) -> None:
     for (name, value), images in required.items():
         if available is not None and images > available:
             raise OptionError(name, value, f"must be at most {available}, the number of training images")
+
+
+def check_options(options: Study, set_by: Mapping[str, str], *, evaluate: Command, finetune: Command) -> None:
+    """Check the typed options of the commands of a study, whose mistakes would appear only after a pre-training.
+
+    Args:
+        options: Options of the study.
+        set_by: Options of the study, by the options of pre-training that they set.
+        evaluate: The command for evaluations.
+        finetune: The command for fine-tuning.
+
+    Raises:
+        Failure: An option does not exist, or a value cannot be parsed.
+        OptionError: A value is invalid, or an option of pre-training is set by the study.
+    """
+    check_set_by(CommandLine(options.pretrain).typed, set_by)
+    for command, of_command in ((evaluate, options.evaluate), (finetune, options.finetune)):
+        _ = command.described(of_command).options
 
 
 def check_set_by(options: Mapping[str, object], set_by: Mapping[str, str]) -> None:
@@ -268,7 +287,7 @@ class Trials:
             return {}
         name = f"{name}_finetuned"
         # One run with the same schedule for all checkpoints.
-        alike = ["preset=null", "check_frozen=false", "compare=null"]
+        alike = ["preset=null", "check_frozen=false", "compare=null", "sweep=null"]
         options = self.line.written({"checkpoint": checkpoint, "name": name, "recipe.seed": seed, **self.development})
         self.call("finetune", [*self.options.finetune, *options, *alike])
         return {"finetuned": self.tested(name)}

@@ -268,6 +268,8 @@ MISTAKES = (
     "compare evaluate=knn",
     "compare encoder.heads=5",
     "compare finetune=[recipe.stepz=5] -> recipe.stepz: … recipe.steps",
+    "compare finetune=[recipe.steps=abc] -> recipe.steps=abc",
+    "compare evaluate=[test_images=-1] -> test_images=-1",
     "compare data.images=4000 -> finetune=subset.images=5000",
     "compare data.images=4000 finetune=[subset.images=4_001] -> finetune=subset.images=4_001",
     "scaling width=[65] -> encoder.width=65",
