@@ -152,7 +152,8 @@ class _Model:
         if checkpoint.graph is not None:
             one_of("device", self.device.type, ["cpu"])
             precision = 32  # of images and outputs; that of the layers is fixed in the graph
-        self.checkpoint, self.batch_size, self.pixels = checkpoint, batch_size, pixel_format(checkpoint)
+        self.checkpoint, self.batch_size = checkpoint, batch_size
+        self.pixels = pixel_format(checkpoint).changed(channels=encoder.channels)
         self.precision = inference.resolved(precision, self.device)
         # The transform of the evaluation; for another image size, its resizing is scaled in proportion.
         self.transform = eval_transform(checkpoint).for_size(encoder.image_size).build()

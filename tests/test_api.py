@@ -292,6 +292,15 @@ def test_larger_pictures_are_resized_as_in_the_evaluation_and_a_larger_encoder_t
     assert encoder.patch_features(np.zeros((50, 70, 3), np.uint8)).shape == (1, 8, 8, 16)
 
 
+def test_files_have_the_channels_of_the_encoder(run, tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 16), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "grey.png")
+    encoder = ssvit.load(run, channels=1, image_mean=0.5, image_std=0.5)
+    expected = encoder.features(torch.from_numpy(pixels)[None])
+    for picture in (tmp_path / "grey.png", Image.fromarray(pixels)):
+        assert torch.equal(encoder.features(picture), expected)
+
+
 def test_a_classifier_names_classes_with_probabilities(fine):
     model = fine.classifier(precision=32)
     images = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

@@ -29,7 +29,6 @@ def fetch(address: str) -> Path:
     if find_spec("huggingface_hub") is None:
         raise UserError(f"checkpoint={address}: requires huggingface_hub (pip install huggingface_hub)")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     weights = parts["file"] or _WEIGHTS
     names = ("config.json", "preprocessor_config.json", "README.md")
@@ -37,7 +36,7 @@ def fetch(address: str) -> Path:
     try:
         files = [weights, *descriptions]
         snapshot = snapshot_download(parts["repository"], revision=parts["revision"], allow_patterns=files)
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
+    except Exception as error:  # those of the HTTP client, as for a proxy, have no common base class
         reason = " ".join(str(error).split()) or type(error).__name__
         raise OptionError("checkpoint", address, f"cannot be read from the Hub: {reason}") from None
     if not (path := Path(snapshot, weights)).is_file():

@@ -60,6 +60,8 @@ def _read_huggingface(folder: Path) -> dict[str, Any]:
     """
     file = folder / "config.json"
     config, images = read_description(file), read_description(folder / "preprocessor_config.json")
+    config = config.get("encoder", config)  # of a model with a decoder, such as TrOCR
+    is_plain = images.get("do_normalize") is False
     gated, activation = config.get("use_gated_mlp"), config.get("hidden_act", "gelu")
     if activation not in (("silu",) if gated else _HUGGINGFACE_GELUS):
         raise UserError(f"{file}: hidden_act={activation!r:.100}: must be a {'SiLU' if gated else 'GELU'}")
@@ -68,8 +70,8 @@ def _read_huggingface(folder: Path) -> dict[str, Any]:
     return {
         "heads": config.get("num_attention_heads"),
         "trained_size": config.get("image_size"),
-        "mean": images.get("image_mean"),
-        "std": images.get("image_std"),
+        "mean": 0.0 if is_plain else images.get("image_mean"),
+        "std": 1.0 if is_plain else images.get("image_std"),
         "gelu": _HUGGINGFACE_GELUS.get(activation),
         "norm_epsilon": config.get("layer_norm_eps"),
     }

@@ -134,11 +134,12 @@ def quantize(path: Path) -> None:
     rounded = path.with_name(f"{path.stem}.int8{path.suffix}")
     constant = {"MatMulConstBOnly": True}  # products of two activations, as in attention, are not rounded
     linear, signed = ["MatMul", "Gemm"], QuantType.QInt8
-    logging.disable(logging.WARNING)  # advice on graphs that are not optimised
+    former = logging.root.manager.disable
+    logging.disable(max(former, logging.WARNING))  # advice on graphs that are not optimised
     try:
         quantize_dynamic(model, rounded, linear, True, reduce_range=True, weight_type=signed, extra_options=constant)
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(former)
     path.with_name(f"{path.name}.data").unlink(missing_ok=True)
     rounded.replace(path)
 

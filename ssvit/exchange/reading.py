@@ -145,7 +145,8 @@ def read_foreign(path: Path, options: Mapping[str, Any]) -> Foreign:
         ForeignError: A tensor is missing, or the layout has no tensor of its name.
         OptionError: An option is missing or contradicts the file.
     """
-    shapes = files.shapes(path)
+    # transformers writes register tokens of the shape (1, 0, d) for models without registers
+    shapes = {name: shape for name, shape in files.shapes(path).items() if 0 not in shape}
     if exported := _exported(path, shapes, options):
         return exported
     unwrapped = {_WRAPPERS.sub("", name): name for name in shapes}
@@ -246,7 +247,7 @@ def _exported(path: Path, shapes: Shapes, options: Mapping[str, Any]) -> Foreign
     names = [name for name in shapes if name.startswith("encoder.")]
     description = read_description(path.parent / "config.json")
     arguments = description.get("encoder")
-    if not names or not isinstance(arguments, Mapping):
+    if not names or not isinstance(arguments, Mapping) or "model_type" in description:  # an encoder of transformers
         return None
     try:
         encoder = timm_options.options_from(arguments)

@@ -155,13 +155,14 @@ class Timm(Encoder):
         """
         if pooling != encoder_options.PATCHES:
             return self.model.forward_head(outputs, pre_logits=True)
-        if outputs.ndim == 4:
+        if isinstance(outputs, Tensor) and outputs.ndim == 4:
             return outputs if getattr(self.model, "output_fmt", "NCHW") == "NHWC" else outputs.movedim(1, -1)
-        patches = outputs[:, getattr(self.model, "num_prefix_tokens", 0) :]
-        rows = round(math.sqrt(patches.shape[1] * images.shape[2] / images.shape[3])) if patches.ndim == 3 else 0
-        if not rows or patches.shape[1] % rows:
-            raise UserError(f"timm's {self.options.model} has no features of patches")
-        return patches.unflatten(1, (rows, -1))
+        if isinstance(outputs, Tensor) and outputs.ndim == 3:  # some models have a list of outputs
+            patches = outputs[:, getattr(self.model, "num_prefix_tokens", 0) :]
+            rows = round(math.sqrt(patches.shape[1] * images.shape[2] / images.shape[3]))
+            if rows and patches.shape[1] % rows == 0:
+                return patches.unflatten(1, (rows, -1))
+        raise UserError(f"timm's {self.options.model} has no features of patches")
 
     def layers_above(self, name: str) -> int:
         """Return the number of layers above a parameter, counted by timm's `group_matcher`; the head is the last."""

@@ -175,7 +175,12 @@ class Opener:
             source, row = self._places[name]
             return source.read(row)
         image, box = parsed_name(name)
-        return load(name, self._pixels) if box is None else box.of(self._read(image))
+        if box is None:
+            return load(name, self._pixels)
+        picture = self._read(image)
+        if box.top + box.height > picture.shape[1] or box.left + box.width > picture.shape[2]:
+            raise Unreadable(name, "the picture has become smaller")
+        return box.of(picture)
 
     def report(self, file: str) -> list[str]:
         """Return a line for the console if pictures are grey in a file, with one of the reasons."""

@@ -12,6 +12,7 @@ import timm
 import tiny
 import torch
 from command import one_line
+from exported import images
 from safetensors.torch import load_file, save_file
 
 from ssvit.checkpoints import manifest
@@ -236,6 +237,27 @@ def test_options_precede_neighbouring_files_and_these_precede_defaults(tmp_path)
     arguments = reading.read_foreign(peer.path, {"mean": 0.25}).arguments
     assert (arguments["mean"], arguments["std"], arguments["norm_epsilon"]) == (0.25, [0.2] * 3, 1e-12)
     assert (arguments["heads"], tuple(arguments["image_size"])) == (peers.HEADS, peers.SIZE)
+
+
+def test_images_of_a_model_without_normalisation_are_not_normalised(tmp_path):
+    peer = peers.huggingface(tmp_path)
+    described = {"do_normalize": False, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(described))
+    arguments = reading.read_foreign(peer.path, {}).arguments
+    assert (arguments["mean"], arguments["std"]) == (0, 1)
+
+
+def test_the_encoder_of_a_model_with_a_decoder_is_read(tmp_path):
+    peer = peers.huggingface(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    expected = tiny.loaded(peer.path)(images(peer.size))
+    tensors = {
+        name.replace("vit.", "encoder."): tensor for name, tensor in load_file(peer.path).items() if "vit." in name
+    }
+    save_file(tensors | {"decoder.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
+    both = {"model_type": "vision-encoder-decoder", "encoder": config, "decoder": {}}
+    (tmp_path / "config.json").write_text(json.dumps(both))
+    assert torch.equal(tiny.loaded(peer.path)(images(peer.size)), expected)
 
 
 def test_a_file_is_read_once_until_it_or_an_option_changes(plain, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Graphs of ONNX and programs of torch.export compute the model's outputs, for any number and size of images."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -76,7 +77,10 @@ def test_a_graph_of_a_classifier_contains_its_metadata(tmp_path):
 @torch.no_grad()
 def test_a_quantised_graph_has_linear_layers_in_8_bits_and_the_rest_in_float32(tmp_path):
     onnx, model = pytest.importorskip("onnx"), classifier(depth=2)
+    logging.disable(logging.ERROR)
     folder, remarks = written(model, tmp_path, "onnx", quantize="int8")
+    assert logging.root.manager.disable == logging.ERROR
+    logging.disable(logging.NOTSET)
     assert "8 bits" in remarks[-1]
     assert {file.name for file in folder.iterdir()} == {"README.md", "model.onnx"}
     program, metadata = opened(folder)

@@ -136,3 +136,15 @@ def test_a_configuration_that_does_not_fit_its_weights_is_rejected(change, tmp_p
     (folder / "config.json").write_text(json.dumps({"encoder": config["encoder"] | change}))
     with pytest.raises(UserError, match=r"config\.json"):
         tiny.loaded(folder / "model.safetensors")
+
+
+def test_an_error_of_the_http_client_is_one_line(cache, monkeypatch):
+    class ProxyError(Exception):
+        """An error without a common base class, as that of a proxy."""
+
+    def fail(*arguments, **options):
+        raise ProxyError("407\nProxy Authentication Required")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(OptionError, match=r"^checkpoint=hf://me/tiny: [^\n]*407 Proxy[^\n]*$"):
+        hub.fetch("hf://me/tiny")

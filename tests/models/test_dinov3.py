@@ -57,6 +57,16 @@ def test_files_are_of_images_of_any_size(name, tmp_path, capsys):
     assert "positions" not in told
 
 
+@torch.no_grad()
+def test_a_file_without_registers_has_an_empty_tensor(tmp_path):
+    peer = peers.hugged(tmp_path, peers.hugging("DINOv3ViTModel", num_register_tokens=0), *peers.IMAGENET)
+    assert 0 in load_file(peer.path)["embeddings.register_tokens"].shape
+    mean, std = (torch.tensor(value)[:, None, None] for value in peers.IMAGENET)
+    x = images(peer.size)
+    encoder = tiny.loaded(peer.path, **peer.told)
+    assert (encoder(x) - peer.tokens((x - mean) / std)).abs().max() < 1e-5
+
+
 def test_the_periods_are_the_files(tmp_path):
     ours = Rotary(12).periods
     for name, periods in (("dinov3", ours.bfloat16().float()), ("timm_dinov3", ours)):

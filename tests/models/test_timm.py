@@ -250,6 +250,13 @@ def test_without_timm_the_extra_is_named(monkeypatch):
         build()
 
 
+def test_a_list_of_outputs_has_no_features_of_patches():
+    encoder = build(model="coat_tiny")
+    images = torch.zeros(1, 3, 32, 32)
+    with pytest.raises(UserError, match="coat_tiny"), torch.no_grad():
+        encoder.pooled(next(encoder.layers(images)), PATCHES, images)
+
+
 def test_timm_says_what_it_refuses():
     with pytest.raises(OptionError, match=r"^model=resnet10t: .*\bfoo\b"):
         build(arguments={"foo": 1})

@@ -531,6 +531,17 @@ def test_a_sheet_shows_neighbours_whose_files_are_gone_and_reduces_large_picture
         assert sheet.png()
 
 
+def test_a_window_outside_of_a_picture_that_has_become_smaller_is_grey(tmp_path):
+    paint(tmp_path / "a.png", 0, (40, 40))
+    opener = Opener(RGB)
+    window = f"{tmp_path / 'a.png'}#xywh=24,24,16,16"
+    assert opener(window).shape == (3, 16, 16)
+    paint(tmp_path / "a.png", 0, (32, 20))
+    again = Opener(RGB)
+    assert again(window).shape[1:] == (1, 1)
+    assert window in again.report("sheet.png")[0]
+
+
 def test_classes_of_one_picture_each_have_no_metrics(tmp_path):
     pictures = pictures_of(tmp_path, 2)
     gallery.index(str(tmp_path / "store"), pictures, colours())
