@@ -34,7 +34,7 @@ FREE_CHOICES = ("experiment", "recipe", "data", "probe", "probe@probes", "evalua
 
 SCHEMA = 1
 _MAX_BYTES = 1 << 20  # of a config.yaml; typical files have a few thousand
-_FILE_NAME = re.compile(r"[A-Za-z0-9][\w-]*(/[A-Za-z0-9][\w-]*)*")
+_FILE_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)*")
 _CONTENT = TypeAdapter(dict[str, JsonValue])
 _GROUP = re.compile(r"[A-Za-z]\w*(@[A-Za-z][\w.]*)?")
 

@@ -44,7 +44,7 @@ class Benchmark(Pretrain):
         super().check_consistency()
         if self.output is None:
             return
-        file_to_write("output", self.output)
+        file_to_write("output", self.output, begins=["["])
         if self.figure is not None:
             if self.figure == Path(self.output):
                 raise OptionError("output", self.output, "must not end in .png, which is the name of the figure")

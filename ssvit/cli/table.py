@@ -29,14 +29,14 @@ class Table(Options):
 
     def check_consistency(self) -> None:
         """Check the folders of runs and the file to write."""
+        are_rows = {folder: bool(methods.read_tables([Path(folder)])) for folder in self.runs}
         for folder in self.runs:
-            if not Path(folder, "config.yaml").is_file() and not methods.read_tables([Path(folder)]):
-                raise OptionError("runs", folder, "must be the folder of a run, or contain rows of ssvit compare")
-        configured = {Path(folder, "config.yaml").is_file() for folder in self.runs}
-        if len(configured) > 1:
+            if not are_rows[folder] and not any(Path(folder).rglob("config.yaml")):
+                raise OptionError("runs", folder, "must contain runs or rows of ssvit compare")
+        if len({*are_rows.values()}) > 1:
             raise OptionError("runs", list(self.runs), "must be either runs or folders with rows of ssvit compare")
         if self.output is not None:
-            file_to_write("output", self.output)
+            file_to_write("output", self.output, begins=["{", "| accuracy", "| objective"])
 
 
 def run(config: Config) -> str:

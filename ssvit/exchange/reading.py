@@ -146,7 +146,7 @@ def read_foreign(path: Path, options: Mapping[str, Any]) -> Foreign:
         OptionError: An option is missing or contradicts the file.
     """
     # transformers writes register tokens of the shape (1, 0, d) for models without registers
-    shapes = {name: shape for name, shape in files.shapes(path).items() if 0 not in shape}
+    shapes = {name: shape for name, shape in files.shapes(path).items() if shape[:2] != (1, 0)}
     if exported := _exported(path, shapes, options):
         return exported
     unwrapped = {_WRAPPERS.sub("", name): name for name in shapes}

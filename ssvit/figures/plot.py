@@ -112,7 +112,9 @@ class Panel:
                 axis.axhline(level.y, color=INK, linewidth=1, linestyle=level.dash, label=label)
         axis.set(xlabel=self.xlabel, ylabel=self.ylabel)
         if not self.log_y:
-            axis.set_ylim(0, 1.04 * axis.get_ylim()[1])  # room for markers of large values that differ little
+            high = axis.get_ylim()[1]
+            low = min(0, axis.dataLim.y0)
+            axis.set_ylim(low, max(high, 1.04 * high))  # room for markers of large values that differ little
         axis.grid(color=PALE, linewidth=0.8)
         axis.spines[["top", "right"]].set_visible(False)
         if self.title:

@@ -47,7 +47,8 @@ class Stopped(UserError):
 
     def __init__(self, signum: int, step: int) -> None:
         name = signal.Signals(signum).name
-        super().__init__(f"stopped by {name} after step {step}; the state is saved, and the same command continues")
+        continued = "the state is saved, and the same command continues (without overwrite=true)"
+        super().__init__(f"stopped by {name} after step {step}; {continued}")
         self.status = 128 + signum
 
 

@@ -128,10 +128,10 @@ def test_a_stored_configuration_is_read_back_without_builders(tmp_path):
     data = {"_part_": "data/mine", "size": 3, "image_size": 16, "view": {"size": "???"}}
     builders = {"data": data, "encoder": {"_part_": "encoder/vit", "image_size": 16}}
     (tmp_path / "config.yaml").write_bytes(
-        Configuration.of_values(builders, {"data": "mine", "experiment": None}).serialized()
+        Configuration.of_values(builders, {"data": "mine", "experiment": "my.v1"}).serialized()
     )
     found = Configuration.read(tmp_path / "config.yaml")
-    assert found.choices == {"data": "mine", "experiment": None}
+    assert found.choices == {"data": "mine", "experiment": "my.v1"}
     del data["_part_"], builders["encoder"]["_part_"]
     assert found.values == builders
     assert "_part_" not in (tmp_path / "config.yaml").read_text()

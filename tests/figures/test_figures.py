@@ -108,6 +108,14 @@ def test_the_colours_of_a_confusion_matrix_are_proportional_to_the_share():
     assert picture.get_array().tolist() == [[0.25, 0.75], [0, 1]]
 
 
+@pytest.mark.parametrize("values", [(-1, -2, -3), (1, -0.2, 0.3), (1, 2, 3)])
+def test_all_points_are_within_the_axes(values):
+    low, high = Plot([Panel("", [Line([1, 2, 3], values)])], (5, 4)).draw().axes[0].get_ylim()
+    assert low < high
+    assert low <= min(*values, 0)
+    assert max(values) <= high
+
+
 def test_all_panels_of_scores_have_one_scale_and_show_everything():
     dots = {"one": [Dot("a", (0.1, 0.2), 0.15)], "two": [Dot("a", (0.7, 0.9), 0.8)]}
     ((low, high),) = {axis.get_xlim() for axis in Intervals(dots, {"one": 0.05}).draw().axes}

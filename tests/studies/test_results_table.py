@@ -226,8 +226,12 @@ def test_runs_that_are_not_finished_are_named_and_left_out(tmp_path):
     cells, below, _ = tabulated(outputs, tmp_path, str(outputs / "a"), str(outputs / "b"))
     assert cells["cifar10"]["outputs/run/step_9"] == "50.00"
     assert f"not finished, so excluded: {outputs}/b (step 2 of 3)" in below
-    command.call([str(outputs / "a"), f"output={tmp_path}/table.md"])
-    assert "| cifar10 | 10.0 | 50.00 |" in (tmp_path / "table.md").read_text()
+    for name in ("a", "."):  # a run, and a folder of runs
+        command.call([str(outputs / name), f"output={tmp_path}/table.md"])
+        assert "| cifar10 | 10.0 | 50.00 |" in (tmp_path / "table.md").read_text()
+    (tmp_path / "table.md").write_text("# Notes\n")
+    with pytest.raises(UserError, match=r"^output="):
+        command.call([str(outputs / "a"), f"output={tmp_path}/table.md"])
     with pytest.raises(UserError, match=r"not finished, so excluded: .*/b \("):
         command.call([str(outputs / "b")])
 
@@ -235,5 +239,5 @@ def test_runs_that_are_not_finished_are_named_and_left_out(tmp_path):
 def test_without_runs_there_is_no_table(tmp_path):
     with pytest.raises(UserError, match=f"{tmp_path}: no finished run"):
         command.call([f"outputs={tmp_path}"])
-    with pytest.raises(UserError, match="must be the folder of a run"):
+    with pytest.raises(UserError, match=r"^runs="):
         command.call([str(tmp_path)])
