@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssvit.config import composition
-from ssvit.config.command_line import CONFIGS
+from ssvit.config.command_line import CONFIGS, CommandLine
 from ssvit.config.composed import Config
 from ssvit.data.sources.base_options import DataSet
 from ssvit.errors import pair, print_lines
@@ -31,9 +31,8 @@ def print_next(command: str, *sentences: str) -> None:
     print_lines(*sentences, f"next: {command}")
 
 
-def written(config: Config, name: str, options: Iterable[str]) -> str:
-    """Return a command with some options, for the folder of runs of the command of `config`."""
-    line = config.line
+def written(line: CommandLine, name: str, options: Iterable[str]) -> str:
+    """Return a command with some options, for the folder of runs of the command of `line`."""
     return " ".join([line.command(name), *map(shlex.quote, [*options, *line.retyped("outputs$")])])
 
 
@@ -42,20 +41,20 @@ def after_pretraining(config: Config, folder: Path, *, labelled: bool) -> str:
     options: Pretrain = config.options
     choices, start = config.choices, [f"checkpoint={folder}"]
     if are_first_images(choices["data"], config.values["data"].get("images")):
-        return written(config, "finetune", start)
+        return written(config.line, "finetune", start)
     experiment = f"finetune_{choices.get('experiment')}"
     if (CONFIGS / "experiment" / f"{experiment}.yaml").is_file():
         root = getattr(options.data, "root", None)
         roots = [] if root is None else [f"data.root={text_of(root)}"]
-        return written(config, "finetune", [f"experiment={experiment}", *start, *roots])
-    return written(config, "evaluate" if labelled else "visualize", start)
+        return written(config.line, "finetune", [f"experiment={experiment}", *start, *roots])
+    return written(config.line, "evaluate" if labelled else "visualize", start)
 
 
 def after_finetuning(config: Config, folder: Path) -> str:
     """Return the command after a fine-tuning in a folder: the classes of its images, or its attention."""
     start, is_folder = [f"checkpoint={folder}"], config.line.origin("data", config.choices["data"]) == "folder"
     images = [str(config.options.data.root)] if is_folder else []
-    return written(config, "predict" if images else "visualize", [*start, *images])
+    return written(config.line, "predict" if images else "visualize", [*start, *images])
 
 
 def after_evaluation(spec: "FeatureSpec", checkpoint: "Checkpoint", config: Config) -> list[str]:
@@ -80,13 +79,13 @@ def after_evaluation(spec: "FeatureSpec", checkpoint: "Checkpoint", config: Conf
     if config.options.encoder.loaded().channels == checkpoint.encoder["channels"]:  # the others do not convert them
         embed, retrieve = [*features, "output=features.npz"], ["action=index", "store=store", *features]
         commands = {"embed": embed, "retrieve": retrieve, **commands}
-    return [written(config, name, options) for name, options in commands.items()]
+    return [written(line, name, options) for name, options in commands.items()]
 
 
 def tuning(path: str, config: Config) -> str:
     """Return the command that fine-tunes other weights on the images of an evaluation, in their usual image size."""
     images = (option for option in _data_options(config) if not option.startswith("data.image_size="))
-    return written(config, "finetune", [f"checkpoint={text_of(path)}", *images])
+    return written(config.line, "finetune", [f"checkpoint={text_of(path)}", *images])
 
 
 def _data_options(config: Config) -> list[str]:
@@ -117,7 +116,7 @@ def after_retrieval(config: Config, pooling: str) -> str:
     if pooling == PATCHES:  # which are not searched by pictures
         name, store, query = "embed", [f"anomaly={folder}", "output=anomalies.parquet"], ""
     repeated = line.retyped(rf"(checkpoint|data|images|split|window|overlap{query})$|(encoder|data)\.")
-    return written(config, name, [*store, *repeated, "sheet=sheet.png", *line.arguments])
+    return written(line, name, [*store, *repeated, "sheet=sheet.png", *line.arguments])
 
 
 def improvements(options: "Evaluate", checkpoint: "Checkpoint") -> str:

@@ -186,18 +186,21 @@ class _Model:
         """
         return torch.cat(list(self._batches(images)))
 
+    def _resized(self, picture: Tensor) -> Tensor:
+        if not picture.numel():
+            raise OptionError("images", "x".join(map(str, picture.shape)), "must have a height and a width above 0")
+        return self.transform([picture])
+
     def _batches(self, images: Pictures) -> Iterator[Tensor]:
-        decoded, count = pictures(images, self.pixels), 0
-        while batch := list(islice(decoded, self.batch_size)):
+        resized, count = map(self._resized, pictures(images, self.pixels)), 0  # a batch of photographs takes gigabytes
+        while batch := list(islice(resized, self.batch_size)):
             count += len(batch)
-            for picture in batch:
-                if not picture.numel():
-                    shape = "x".join(map(str, picture.shape))
-                    raise OptionError("images", shape, "must have a height and a width above 0")
-                if len(picture) != len(batch[0]):
-                    expected = f"must have {len(batch[0])} channels, as the images before it"
-                    raise OptionError("images", "x".join(map(str, picture.shape)), expected)
-            yield self.transform(batch)
+            channels = batch[0].shape[1]
+            for image in batch:
+                if image.shape[1] != channels:
+                    expected = f"must have {channels} channels, as the images before it"
+                    raise OptionError("images", f"{image.shape[1]} channels", expected)
+            yield torch.cat(batch)
         if not count:
             raise OptionError("images", type(images).__name__, "must contain at least one image")
 

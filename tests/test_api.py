@@ -18,7 +18,7 @@ from PIL import Image
 
 import ssvit
 from ssvit import __main__ as program
-from ssvit import api
+from ssvit import api, inference
 from ssvit.checkpoints import manifest
 from ssvit.cli import COMMANDS, find_command, normalization
 from ssvit.config import command, help
@@ -290,6 +290,23 @@ def test_larger_pictures_are_resized_as_in_the_evaluation_and_a_larger_encoder_t
     encoder = ssvit.load(run, image_size=[32, 32])
     assert encoder.prepare(np.zeros((50, 70, 3), np.uint8)).shape == (1, 3, 32, 32)
     assert encoder.patch_features(np.zeros((50, 70, 3), np.uint8)).shape == (1, 8, 8, 16)
+
+
+def test_one_picture_is_decoded_at_a_time(run, monkeypatch):
+    events = []
+
+    def decoded(*_):
+        for number in range(3):
+            events.append("decoded")
+            yield torch.full((3, 40, 30), number, dtype=torch.uint8)
+
+    encoder = ssvit.load(run)
+    transform = encoder.transform
+    encoder.transform = lambda images: events.append("resized") or transform(images)
+    monkeypatch.setattr(inference, "pictures", decoded)
+    images = encoder.prepare("folder")
+    assert events == ["decoded", "resized"] * 3
+    assert torch.equal(images, transform([torch.full((3, 40, 30), number, dtype=torch.uint8) for number in range(3)]))
 
 
 def test_files_have_the_channels_of_the_encoder(run, tmp_path):

@@ -105,7 +105,7 @@ class Pending:
         except OSError as error:
             file = Path(error.filename or self._part)
             named = self._target / file.name if file.parent == self._part else self._target
-            hint = "earlier checkpoints are unchanged; the same command continues from the newest"
+            hint = "earlier checkpoints are unchanged; the same command without overwrite=true continues"
             raise CheckpointError(f"{named}: cannot be written ({error.strerror}); {hint}") from None
 
 

@@ -42,6 +42,8 @@ class Benchmark(Pretrain):
     def check_consistency(self) -> None:
         """Check the files to write."""
         super().check_consistency()
+        if self.image_sizes and self.part == "training":
+            raise OptionError("image_sizes", list(self.image_sizes), "must be [] for part=training: data.image_size=…")
         if self.output is None:
             return
         file_to_write("output", self.output, begins=["["])

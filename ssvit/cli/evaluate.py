@@ -126,7 +126,7 @@ def run(config: Config) -> Path | None:
         kept = [result for result in scores if result.chance is not None and splits[result.probe].has_images_of(split)]
         of_kept = comparison.accuracies(kept, own)
         images_of = options.outputs, split.test.source.take(split.test.indices), split.part
-        following = commands or [advice.written(config, "visualize", [f"checkpoint={checkpoint.path}"])]
+        following = commands or [advice.written(config.line, "visualize", [f"checkpoint={checkpoint.path}"])]
         if not kept:
             advice.print_next(following[0])
             return folder

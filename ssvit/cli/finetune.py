@@ -209,7 +209,8 @@ def _without_test_images(session: "Session", config: Config) -> Config | None:
     Half of the training images are held out unless there are validation images.
     """
     options: Finetune = config.options
-    if not (options.check_frozen and options.objective.needs_labels) or options.checkpoint == SCRATCH:
+    needed = options.check_frozen and options.objective.needs_labels and options.is_evaluated
+    if not needed or options.checkpoint == SCRATCH:
         return None
     from ssvit.data.sources.base import is_multi_label
 

@@ -59,7 +59,7 @@ def run(config: Config) -> dict[str, Any]:
         text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in measured.items())
         replace(Path(options.output), f"{MEASURED} {'; '.join(lines)}\n{text}".encode())
         images = config.line.retyped(r"data(\.|$)")
-        advice.print_next(advice.written(config, "pretrain", [*images, f"data.normalization={options.output}"]))
+        advice.print_next(advice.written(config.line, "pretrain", [*images, f"data.normalization={options.output}"]))
     return measured
 
 

@@ -49,7 +49,7 @@ def replace(path: Path, data: bytes | memoryview) -> None:
 
     Of several processes that replace a file at the same time, the last one to finish determines its content.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    beside = path.with_name(f".{path.name[:40]}.{os.getpid()}.part")  # file systems limit the length of a name
     try:
         write(beside, data)
         beside.replace(path)
@@ -79,23 +79,29 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
 
 @contextmanager
 def replaced_folder(target: Path) -> Iterator[Path]:
-    """Yield a folder next to `target`, which takes its place after the block; the old one stays if the block fails."""
-    part, old = (target.with_name(f".{target.name}.{suffix}") for suffix in ("part", "old"))
-    remove(part)
-    part.mkdir(parents=True)
-    try:
-        yield part
-        synchronise(part)
-        if target.exists():
-            remove(old)
-            target.rename(old)
-        part.rename(target)
-        synchronise(target.parent)
-    finally:
-        if old.exists() and not target.exists():  # renaming the new folder failed
-            old.rename(target)
+    """Yield a folder next to `target`, which takes its place after the block; the old one stays if the block fails.
+
+    Raises:
+        UserError: Another process is replacing the folder.
+    """
+    part, old, busy = (target.with_name(f".{target.name}.{suffix}") for suffix in ("part", "old", "lock"))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with locked(busy, lambda holder: UserError(f"{target}: {holder} is writing to it")):
         remove(part)
-        remove(old)
+        part.mkdir()
+        try:
+            yield part
+            synchronise(part)
+            if target.exists():
+                remove(old)
+                target.rename(old)
+            part.rename(target)
+            synchronise(target.parent)
+        finally:
+            if old.exists() and not target.exists():  # renaming the new folder failed
+                old.rename(target)
+            remove(part)
+            remove(old)
 
 
 def synchronise(path: Path) -> None:

@@ -70,6 +70,8 @@ class Extraction:
         chosen, origin = self._chosen(choice, store)
         if layer == AUTO:
             layer, origin = chosen.layer if chosen else "last", f" ({origin})"
+        if self.stored and chosen and "features.norm" not in typed_names:
+            norm = chosen.norm
         with within("features"):
             architecture = options_from(self.checkpoint.encoder)
             pooling = pooling or (chosen.pooling if chosen else architecture.pooling)

@@ -5,7 +5,7 @@ Shapes use n pictures, y, x rows and columns of patches, d width, h, w pixels.
 
 import io
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -100,16 +100,9 @@ class FeatureTable(NamedTuple):
         boxes = [*zip(*(position[side] for side in _SIDES), strict=True)] if grid else [(0, 0, *size[::-1])]
         paths, windows = self._places()
         of_texts = {"path": paths, "split": self.splits, "label": self.classes}
-        try:
-            texts = {
-                name: arrow.array([text or None for text in column], arrow.string())
-                for name, column in of_texts.items()
-            }
-        except UnicodeEncodeError as error:
-            name = printable(str(error.object))
-            raise UserError(
-                f"{name}: is not UTF-8, as names in Parquet must be; output=NAME.npz supports any"
-            ) from None
+        texts = {
+            name: arrow.array([text or None for text in column], arrow.string()) for name, column in of_texts.items()
+        }
         corners = {} if windows is None else {f"window_{side}": windows[:, at] for at, side in enumerate(_SIDES)}
 
         def table(pictures: np.ndarray) -> Any:
@@ -132,6 +125,20 @@ class FeatureTable(NamedTuple):
             for part in chain([first], tables):
                 writer.write_table(part)
         return content.getbuffer()
+
+
+def check_texts(texts: Iterable[str | None]) -> None:
+    """Check that texts can be stored in Parquet.
+
+    Raises:
+        UserError: A text is not UTF-8.
+    """
+    for text in filter(None, texts):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            expected = "is not UTF-8, as names in Parquet must be; output=NAME.npz supports any"
+            raise UserError(f"{printable(text)}: {expected}") from None
 
 
 def _positions(grid: Sequence[int], image_size: tuple[int, int]) -> dict[str, np.ndarray]:

@@ -31,7 +31,7 @@ from ssvit.figures.pictures import Gallery, Picture, heat_map, outlined
 from ssvit.figures.style import evenly_spaced
 from ssvit.retrieval import patches
 from ssvit.retrieval.anomaly import Anomalies
-from ssvit.retrieval.feature_table import FeatureTable, Thumbnails
+from ssvit.retrieval.feature_table import FeatureTable, Thumbnails, check_texts
 from ssvit.retrieval.options import PARQUET, PART_FILES, StoreError, encoder_of
 from ssvit.retrieval.pictures import Describer, PictureSet, pictures_of
 from ssvit.retrieval.store import Store, check_directions, writing
@@ -169,9 +169,12 @@ def embed(
 
     Raises:
         StoreError: Another process writes the same file, or the folder of the store holds other files.
-        UserError: None of the pictures can be read.
+        UserError: None of the pictures can be read, or a name is not UTF-8, as texts in Parquet must be.
     """
     folder = output.with_name(f"{output.name}.parts")
+    if output.suffix == PARQUET:
+        for pictures in sets.values():
+            check_texts([*pictures.names, *pictures.classes])
     with writing(folder):
         table = _collected(folder, sets, describe)
         anomalies = None if reference is None else Anomalies(reference, table.names, table.classes, table.features)
@@ -252,6 +255,8 @@ def query(
     of_store, of_names = pictures_of(store.names), pictures_of(pictures.names)
     counts = Counter(of_store)
     own = max((counts[picture] for picture in of_names), default=0)
+    if len(store) == own:
+        raise StoreError(f"{store.folder}: has no entries of other pictures than the query")
     if k > len(store) - own:
         most = f"{len(store) - own}, the entries of {store.folder} that are of other pictures than a query"
         raise OptionError("k", k, f"must be at most {most}")

@@ -97,7 +97,7 @@ class Retrieve(Pictures):
         for name, value in (("sheet", self.sheet), ("output", self.output), ("index", searched)):
             if value is not None and self.action != QUERY:
                 raise OptionError(name, value, f"requires action={QUERY}")
-        _check_files(self.sheet, self.output)
+        _check_files(self.sheet, self.output, begins=["["])
         if self.action != INDEX and not Path(self.store).is_dir():
             raise OptionError("store", self.store, f"no such folder; action={INDEX} creates a store")
         if self.action == REMOVE and not (self.images and all(self.images)):  # "" would be the current folder
@@ -147,11 +147,11 @@ class Embed(Pictures):
             raise OptionError("output", self.output, "exists already; overwrite=true replaces it")
 
 
-def _check_files(sheet: str | None, output: str | None) -> None:
-    """Check that the files for the contact sheet and for the results are two files that can be written."""
-    for name, file in (("sheet", sheet), ("output", output)):
+def _check_files(sheet: str | None, output: str | None, begins: Sequence[str] = ("",)) -> None:
+    """Check that the files for the contact sheet and for the results are two files that can be written or replaced."""
+    for name, file, starts in (("sheet", sheet, ["\ufffdPNG"]), ("output", output, begins)):
         if file is not None:
-            file_to_write(name, file)
+            file_to_write(name, file, starts)
     if sheet is not None and output is not None and os.path.realpath(sheet) == os.path.realpath(output):
         raise OptionError("sheet", sheet, "must be another file than output")
 

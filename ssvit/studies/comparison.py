@@ -233,7 +233,7 @@ def choose(run: Run, *, learning_rates: Sequence[float], development: float, fol
     """
     scores = {}
     for rate in sorted(learning_rates):
-        rows = run(f"lr_{rate:g}", {"recipe.lr": rate, "development": development})
+        rows = run(f"lr_{float(rate)}", {"recipe.lr": rate, "development": development})
         scores[rate] = scored(rows, VALIDATION_OR_TEST)[-1]
     best = max(scores, key=lambda rate: scores[rate].accuracy)
     if is_main_process():

@@ -6,7 +6,6 @@ Each stage writes its results to report.json, and the same command continues aft
 import contextlib
 import io
 import json
-import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
@@ -95,6 +94,7 @@ class FirstLook:
         chosen = options.train_images, options.test_images, options.precision
         contents = [source.contents for source in self.sample.sources(self.data)]  # sizes alone may stay the same
         images_of = self.data.train.fingerprint, test.fingerprint, contents
+        path = printable(Path(options.path).resolve())
         identity = json.dumps([_VERSION, images_of, chosen, typed], default=str)
         self.report: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
@@ -102,10 +102,12 @@ class FirstLook:
         if self.report.get("identity") != identity:
             if "identity" not in self.report and folder.is_dir() and any(folder.iterdir()):
                 raise OptionError("name", folder.name, f"{folder} exists and has no results of ssvit try")
+            if (before := self.report.get("path", path)) != path:
+                raise OptionError("name", folder.name, f"must be another folder: {folder} has the results of {before}")
             if self.report:
                 print_lines(f"{folder}: the results of other images or options are replaced")
                 shutil.rmtree(folder / _RUN, ignore_errors=True)
-            self.report = {"identity": identity, "cpu_seconds": 0.0, "stages": {}, "encoders": {}}
+            self.report = {"identity": identity, "path": path, "cpu_seconds": 0.0, "stages": {}, "encoders": {}}
         self.before: float = self.report["cpu_seconds"]
         self._save()
 
@@ -165,17 +167,17 @@ class FirstLook:
         left_out = {defect.image for defect in found}
         by_reason = {reason: [*of_reason] for reason, of_reason in groupby(found, lambda defect: defect.reason)}
         table = [[*defects.COLUMNS], *([*defect.row] for defect in found)]
-        tables, following, remark = {"found.csv": table}, [self.line.command("try"), *self._typed], ""
+        tables, remark = {"found.csv": table}, ""
         try:
             tables["kept.csv"] = defects.kept_table(self.source, [image for image in every if image not in left_out])
             typed = self.line.retyped(rf"data\.({'|'.join(Csv.model_fields.keys() - _OF_TABLE)})($|\.)")
             options = ["data=csv", f"data.table={self.folder / 'kept.csv'}", *typed]
-            following = [self.line.command("pretrain"), *map(shlex.quote, options)]
+            command = advice.written(self.line, "pretrain", options)
         except UserError as error:
-            remark = f"; kept.csv is not written: {error}"
+            command, remark = self._command("try", *self._same), f"; kept.csv is not written: {error}"
         counts = "".join(f"; {reason}: {len(of_reason):,}" for reason, of_reason in by_reason.items())
         verdict = f"files left out: {len(found):,} of {len(every):,}{counts}{remark}"
-        self.report |= {"verdict": verdict, "next": " ".join(following), "cost": ""}
+        self.report |= {"verdict": verdict, "next": command, "cost": ""}
         by_reason.pop(defects.UNREADABLE, None)
         sheets = {reason: defects.sheet(self.source, of_reason) for reason, of_reason in by_reason.items()}
         self._save(**sheets)
@@ -247,17 +249,20 @@ class FirstLook:
         print_lines(f"  {name}: {', '.join(scores) or self.folder / (rows[name]['sheet'] + '.png')}")
 
     @property
-    def _typed(self) -> list[str]:
-        """Return the options of the images for another command."""
-        typed = self.line.retyped(r"data\.(?!root$|table$)")
-        return [f"data={shlex.quote(self.options.path)}", *map(shlex.quote, typed)]
+    def _same(self) -> list[str]:
+        """Return the typed options with which this command continues in the same folder."""
+        return self.line.retyped("(name|train_images|test_images|weights|precision)$")
+
+    def _command(self, name: str, *options: str) -> str:
+        """Return another command for the same images."""
+        images = [f"data={self.options.path}", *self.line.retyped(r"data\.(?!root$|table$)")]
+        return advice.written(self.line, name, [*options, *images])
 
     def _longer(self, *options: str) -> str:
         """Return this command with further options and a larger budget."""
         seconds = _LONGER * self.options.budget
         budget = f"budget={seconds:.0f}s" if seconds < 60 else f"budget={seconds / 60:g}min"
-        kept = self.line.retyped("(name|outputs|train_images|test_images|weights|precision)$")
-        return " ".join([self.line.command("try"), *self._typed, *map(shlex.quote, [*kept, *options]), budget])
+        return self._command("try", *self._same, *options, budget)
 
     def _verdict(self) -> None:
         rows = self.report["encoders"]
@@ -298,7 +303,7 @@ class FirstLook:
             has_weights: Whether existing weights were measured.
         """
         if self.report.get("unreadable", 0.0) > TOLERATED:
-            return " ".join([self.line.command("try"), *self._typed, "stages=images"]), _CHECK
+            return self._command("try", *self._same, "stages=images"), _CHECK
         row = self.report["encoders"][best]
         more = f"at most {minutes((_LONGER - 1) * self.options.budget)} more"
         if not has_weights and self.options.weights:
@@ -314,5 +319,4 @@ class FirstLook:
             command, seconds = "embed", row["cost"] * sum(len(part) for part in parts if part)
             changes = {"checkpoint": row["path"], "image_size": row["image_size"], "output": "features.npz"}
         cost = f"about {minutes(_START + seconds)}" if seconds else "unknown"  # the run cannot be built
-        written = map(shlex.quote, self.line.written(changes))
-        return " ".join([self.line.command(command), *written, *self._typed]), cost
+        return self._command(command, *self.line.written(changes)), cost

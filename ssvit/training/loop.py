@@ -47,7 +47,7 @@ class Stopped(UserError):
 
     def __init__(self, signum: int, step: int) -> None:
         name = signal.Signals(signum).name
-        continued = "the state is saved, and the same command continues (without overwrite=true)"
+        continued = "the state is saved, and the same command without overwrite=true continues"
         super().__init__(f"stopped by {name} after step {step}; {continued}")
         self.status = 128 + signum
 

@@ -212,7 +212,7 @@ class MetricsLog:
         except OSError as error:
             raise UserError(
                 f"{os.fsdecode(error.filename or self.folder / name)}: cannot be written ({error.strerror or error}); "
-                "the same command continues from the newest checkpoint"
+                "the same command without overwrite=true continues from the newest checkpoint"
             ) from None
 
     def close(self) -> None:

@@ -158,12 +158,19 @@ class Finetune(Training):
         with within("scratch_recipe"):
             self.recipe.changed(**self.scratch_recipe)
 
+    @property
+    def is_evaluated(self) -> bool:
+        """Return whether the run has all evaluators of its objective."""
+        return all(self.evaluators.get(name) is not None for name in self.objective.sets.get("evaluators", ()))
+
     def check_study(self) -> None:
         """Check the options that concern several runs together; options of a single run may differ between them.
 
         Raises:
             OptionError: The options of a comparison and of a sweep contradict each other.
         """
+        if (self.compare or self.sweep) and not self.is_evaluated:
+            raise OptionError("evaluators.test", None, "must not be null in a comparison or a sweep")
         if self.compare and self.sweep:
             raise OptionError("sweep", self.sweep, "must be null with compare; choose the learning rate first")
         if self.compare and self.checkpoint == "scratch":

@@ -147,7 +147,8 @@ def _summary(line: CommandLine) -> tuple[int, int, Mapping[str, object]]:
     source = config.options.data
     sample = source.sample(_SAMPLED) if isinstance(source, DataSet) else None
     if sample is None:
-        raise OptionError("preset", AUTO, _NEEDED)
+        expected = "must be a folder of images or of shards, or a table, for preset=auto"
+        raise OptionError("data", line.typed["data"], expected)
     side = rasters.median_side(sample)
     if side is None:
         others = f", and neither can {len(sample.files) - 1} others" if len(sample.files) > 1 else ""

@@ -70,7 +70,10 @@ def test_the_next_command_uses_the_best_encoder(tried, tmp_path, monkeypatch):
     folder = pictures(tmp_path / "photos", "red", "green")
     weights, _ = exported.written(exported.encoder(image_size=32), tmp_path, "timm")
     assert "download=true" in tried(folder, name="none").metrics["next"]
-    assert f"pretrain data={folder}" in tried(folder, name="pixels", weights=[str(weights)]).metrics["next"]
+    assert f"pretrain data={folder}" in (
+        following := tried(folder, name="pixels", weights=[str(weights)]).metrics["next"]
+    )
+    assert f"outputs={tmp_path}/outputs" in following
     monkeypatch.setattr(first_look, "Pixels", Blank)
     following = tried(folder, name="weights", weights=[str(weights)]).metrics["next"]
     assert f"finetune checkpoint={weights / 'model.safetensors'} data={folder}" in following
@@ -199,6 +202,15 @@ def test_another_precision_is_measured_again(tried, tmp_path, capsys):
     assert f"{tmp_path}/outputs/try_photos: " not in capsys.readouterr().out
     tried(folder, precision="bf16")
     assert f"{tmp_path}/outputs/try_photos: " in capsys.readouterr().out
+
+
+def test_results_of_another_folder_are_kept(tried, tmp_path):
+    folders = [pictures(tmp_path / parent / "photos", "red", "green") for parent in ("a", "b")]
+    result = tried(folders[0])
+    before = (result.folder / "report.json").read_bytes()
+    with pytest.raises(UserError, match=r"^name=try_photos: "):
+        tried(folders[1])
+    assert (result.folder / "report.json").read_bytes() == before
 
 
 def test_weights_in_the_caches_are_found(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from ssvit.engine import atomic_io
+from ssvit.errors import UserError
 
 
 def test_a_forked_process_holds_no_lock(tmp_path: Path) -> None:
@@ -50,3 +51,20 @@ def test_of_several_processes_that_replace_a_file_each_writes_a_complete_one(
     monkeypatch.setattr(atomic_io, "write", interrupted)
     atomic_io.replace(tmp_path / "file", b"own")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"own"}
+
+
+def test_only_one_process_replaces_a_folder(tmp_path: Path) -> None:
+    target = tmp_path / "folder"
+    with atomic_io.replaced_folder(target) as part:
+        (part / "file").write_bytes(b"first")
+        with pytest.raises(UserError, match=f"^{target}: "), atomic_io.replaced_folder(target):
+            pass
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == {"file": b"first"}
+    assert [*tmp_path.iterdir()] == [target]
+
+
+@pytest.mark.parametrize("letter", ["a", "\u00fc"])
+def test_a_file_may_have_the_longest_name(tmp_path: Path, letter: str) -> None:
+    name = letter * (255 // len(os.fsencode(letter)))
+    atomic_io.replace(tmp_path / name, b"data")
+    assert (tmp_path / name).read_bytes() == b"data"

@@ -98,6 +98,13 @@ def test_a_parquet_table_has_a_row_for_each_patch(tool, tmp_path, photos):
     assert not (tmp_path / "g.npz").exists()
 
 
+def test_names_that_parquet_cannot_store_are_an_error_before_the_first_feature(tool, tmp_path, photos):
+    pytest.importorskip("pyarrow")
+    (next(photos.rglob("0.png"))).rename(photos / os.fsdecode(b"\xff.png"))
+    assert "\\udcff.png: " in tool("embed", str(photos), "output=f.parquet", status=1).stderr
+    assert not [*tmp_path.glob("f.parquet*")]
+
+
 def test_a_parquet_table_of_pictures_equals_the_arrays(tool, tmp_path, photos):
     pytest.importorskip("pyarrow")
     pandas = pytest.importorskip("pandas")

@@ -305,6 +305,11 @@ def test_the_layer_is_that_of_an_evaluation_of_the_same_checkpoint_and_features(
     )
 
 
+def test_the_norm_is_that_of_the_store(indexed, tool):
+    tool("retrieve", "action=index", "store=before", "features.norm=before", f"{indexed[0]}/album")
+    tool("retrieve", "action=query", "store=before", "k=1", f"{indexed[0]}/album")
+
+
 def test_the_layer_is_that_of_the_evaluation_on_the_data_set(work, monkeypatch):
     monkeypatch.chdir(work)
     own = evaluated(work, "layer2_patch_mean")
