@@ -305,7 +305,7 @@ def test_the_layer_is_that_of_an_evaluation_of_the_same_checkpoint_and_features(
     )
 
 
-def test_the_norm_is_that_of_the_store(indexed, tool):
+def test_the_norm_is_that_of_the_store(indexed, work, tool):
     tool("retrieve", "action=index", "store=before", "features.norm=before", f"{indexed[0]}/album")
     tool("retrieve", "action=query", "store=before", "k=1", f"{indexed[0]}/album")
 
