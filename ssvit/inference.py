@@ -205,14 +205,19 @@ class _Model:
             raise OptionError("images", type(images).__name__, "must contain at least one image")
 
     def _of_files(
-        self, paths: Sequence[str], apply: Callable[[list[Tensor]], Iterable[T]], count: int
+        self,
+        paths: Sequence[str],
+        apply: Callable[[list[Tensor]], Iterable[T]],
+        count: int,
+        prepare: Callable[[Tensor], Tensor] = lambda image: image,
     ) -> Iterator[tuple[str, T | Unreadable]]:
         """Yield the path of each file with its result, or with the error if it cannot be read.
 
         Args:
             paths: The files.
-            apply: Returns a result for each of some images, (c, h, w) of any size.
+            apply: Returns a result for each of some prepared images.
             count: Number of files that are read together.
+            prepare: Applied to each image, (c, h, w) of any size, when it has been read.
         """
         for start in range(0, len(paths), count):
             part = paths[start : start + count]
@@ -220,7 +225,7 @@ class _Model:
             answers: dict[int, T | Unreadable] = {}
             for index, path in enumerate(part):
                 try:
-                    read[index] = decode.load(path, self.pixels)
+                    read[index] = prepare(decode.load(path, self.pixels))
                 except Unreadable as failure:
                     answers[index] = failure
             if read:
@@ -346,7 +351,9 @@ class Classifier(_Model):
 
     def name_files(self, paths: Sequence[str]) -> Iterator[tuple[str, Tensor | Unreadable]]:
         """Yield the path of each file with its class probabilities, (k,), or with the error if it cannot be read."""
-        return self._of_files(paths, lambda images: self._probabilities(self.transform(images)), self.batch_size)
+        return self._of_files(
+            paths, lambda images: self._probabilities(torch.cat(images)), self.batch_size, self._resized
+        )
 
     def predict(self, images: Pictures) -> list[Prediction]:
         """Return a prediction for each image.
