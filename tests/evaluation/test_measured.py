@@ -148,3 +148,10 @@ def test_a_damaged_file_is_replaced(tmp_path, images, content):
     keep(tmp_path, files(tmp_path / "others", range(5)), "test", result("two", 0.5))
     keep(tmp_path, images, "test", result("three", 0.5))
     assert [row["encoder"] for row in json.loads(file.read_text())["results"]] == ["three"]
+
+
+@pytest.mark.parametrize("method", ["fine-tuned", "ridge regression mAP"])
+def test_map_is_named_once(tmp_path, method):
+    pixels = torch.arange(9, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 2, 2)
+    images = Memory(pixels, torch.eye(3, dtype=torch.bool).repeat(3, 1), ("a", "b", "c"))
+    assert keep(tmp_path, images, "test", result("one", 0.5, method)).count("mAP") == 1
