@@ -107,9 +107,13 @@ def check(config: Config) -> list[dict[str, Any]]:
                 ) from None
     points = grid_points({name: getattr(options, name) for name in _GRID}, options.vary)
     for point in points:
-        with within("encoder"):
-            encoder = options.encoder.changed(**shape(point))
-        Tree(options.changed(encoder=encoder)).check()
+        try:
+            with within("encoder"):
+                encoder = options.encoder.changed(**shape(point))
+            Tree(options.changed(encoder=encoder)).check()
+        except OptionError as error:
+            axis = error.name.removeprefix("encoder.").partition("_")[0]  # such as patch for encoder.patch_size
+            raise OptionError(axis if axis in _GRID else error.name, error.value, error.expectation) from None
     return points
 
 
