@@ -11,6 +11,7 @@ from ssvit.engine import processes
 from ssvit.errors import OptionError
 from ssvit.models.encoder_options import Normalized
 
+_AUTO = "auto"
 _DEVICES = re.compile(r"auto|-1|[1-9]\d*|\[\d+(, \d+)*\]|\d+(, ?\d+)+")
 
 
@@ -44,6 +45,19 @@ class Launch(Options):
     def processes(self) -> int | None:
         """Return the number of processes; None if it depends on the machine."""
         return processes.count(self.devices, self.num_nodes)
+
+    def single(self) -> Any:
+        """Return the value of `devices` for a program that cannot start further processes: 1 for auto.
+
+        Raises:
+            OptionError: The options require several processes.
+        """
+        expected = "must be 1 from Python, unless torchrun or srun starts the program"
+        if self.num_nodes > 1:
+            raise OptionError("launch.num_nodes", self.num_nodes, expected)
+        if "," in (devices := str(self.devices)) or not (devices in (_AUTO, "1") or devices.startswith("[")):
+            raise OptionError("launch.devices", self.devices, expected)
+        return 1 if devices == _AUTO else self.devices
 
     def check(self, tree: Tree) -> None:
         """Check that the encoder can be sharded over processes."""

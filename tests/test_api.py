@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from command import LIMIT, TINY
+from command import LIMIT, TINY, error_of
 from PIL import Image
 
 import ssvit
@@ -290,6 +290,12 @@ def test_larger_pictures_are_resized_as_in_the_evaluation_and_a_larger_encoder_t
     encoder = ssvit.load(run, image_size=[32, 32])
     assert encoder.prepare(np.zeros((50, 70, 3), np.uint8)).shape == (1, 3, 32, 32)
     assert encoder.patch_features(np.zeros((50, 70, 3), np.uint8)).shape == (1, 8, 8, 16)
+
+
+@pytest.mark.parametrize(("option", "value"), [("devices", 2), ("devices", "0,1"), ("devices", -1), ("num_nodes", 2)])
+def test_a_program_starts_no_further_processes(option, value, tmp_path):
+    error = error_of(ssvit.pretrain, outputs=tmp_path, **{f"launch.{option}": value}, **OPTIONS)
+    assert str(error).startswith(f"launch.{option}={value}: ")
 
 
 def test_one_picture_is_decoded_at_a_time(run, monkeypatch):

@@ -21,7 +21,8 @@ from ssvit.config import composition
 from ssvit.config.command_line import PYTHON, CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options
-from ssvit.engine.processes import end_with_launcher, is_main_process, keep_memory
+from ssvit.devices import Launch
+from ssvit.engine.processes import end_with_launcher, is_main_process, keep_memory, launched
 from ssvit.errors import Failure, OptionError, UserError, print_lines, printable
 
 _CHECKPOINT = "checkpoint"  # the option that `Command.before` reads
@@ -100,7 +101,12 @@ class Command:
         """
         with _failures(2):
             line = self.line(arguments, options, tree)
-        return self._start(self.compose(line))
+        config = self.compose(line)
+        launch = getattr(config.options, "launch", None)
+        if isinstance(launch, Launch) and launched() is None:  # further processes would repeat the calling program
+            with _failures(2):
+                config = config.changed({"launch.devices": launch.single()})
+        return self._start(config)
 
     def line(
         self,

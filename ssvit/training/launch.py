@@ -112,7 +112,7 @@ def _local_devices(options: Launch) -> list[torch.device]:
 
 def _connect(place: Place | None, world: int, device: torch.device, options: Launch) -> None:
     """Create the process group. Without a launcher, first start further processes on this machine."""
-    rank = 0
+    rank, connected = 0, threading.Event()
     if world == 1:
         store: Store = HashStore()
     elif place:
@@ -122,7 +122,7 @@ def _connect(place: Place | None, world: int, device: torch.device, options: Lau
     elif options.num_nodes > 1:
         raise ValueError("several machines require torchrun or srun")
     else:
-        store = _start_others(world, options.timeout)
+        store = _start_others(world, options.timeout, connected)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // (place.local_world if place else world)))
     distributed.init_process_group(
@@ -133,6 +133,7 @@ def _connect(place: Place | None, world: int, device: torch.device, options: Lau
         timeout=timedelta(seconds=options.timeout),
         device_id=device if device.type == "cuda" else None,
     )
+    connected.set()
     atexit.register(_end)
 
 
@@ -145,12 +146,13 @@ def _end() -> None:
     gc.collect()
 
 
-def _start_others(count: int, timeout: float) -> Store:
+def _start_others(count: int, timeout: float, connected: threading.Event) -> Store:
     """Start further processes with the command line of this one, and return their common store.
 
     Args:
         count: Number of processes, including this one.
         timeout: Seconds to wait for other processes.
+        connected: Is set when the processes are connected.
     """
     host = "127.0.0.1"
     store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout))
@@ -171,8 +173,11 @@ def _start_others(count: int, timeout: float) -> Store:
             if all(process.poll() == 0 for process in others):
                 return
             time.sleep(1)
-        time.sleep(_GRACE)
-        if distributed.is_initialized():  # this process still waits for one that has failed
+        if is_alone := not connected.is_set():
+            print(f"ssvit: launch.devices={count}: another process ended at its start", file=sys.stderr, flush=True)
+        else:
+            time.sleep(_GRACE)
+        if is_alone or distributed.is_initialized():  # this process still waits for one that has failed
             for process in others:
                 process.kill()
             os._exit(1)

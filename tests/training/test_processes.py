@@ -331,6 +331,18 @@ def test_the_others_leave_with_one_line_if_the_main_process_ends_while_it_fits(t
 
 
 @pytest.mark.slow
+def test_a_process_that_ends_at_its_start_is_not_waited_for(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import os\nif os.environ.get('RANK') == '1':\n    os._exit(3)\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    run = [sys.executable, "-m", "ssvit", "pretrain", *TINY, f"outputs={tmp_path}", "launch.devices=2",
+           "launch.timeout=86400"]  # fmt: skip
+    done = subprocess.run(
+        run, capture_output=True, text=True, cwd=ROOT, timeout=LIMIT, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert done.returncode == 1
+    assert "launch.devices=2: another process" in done.stderr
+
+
 def test_a_process_that_does_not_answer_is_waited_for_no_longer_than_the_time_out(tmp_path):
     """And it ends in the same way if it continues."""
     codes, errors = forked(tmp_path / "run", ending={"1": [5, "sleeps 60"]}, timeout=30)
