@@ -39,7 +39,7 @@ def run(config: Config) -> Path:
     data = options.build_part("data")
     print_lines(*filter(None, [data.summary]))
     print_lines(*packing.pack(data, output, options, progress("images", " images")))
-    advice.print_next(advice.written(config.line, "pretrain", ["data=shards", f"data.root={text_of(output)}"]))
+    advice.print_next(advice.written(config.line, "pretrain", [f"data={text_of(output.absolute())}"]))
     return output
 
 

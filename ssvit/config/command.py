@@ -21,7 +21,6 @@ from ssvit.config import composition
 from ssvit.config.command_line import PYTHON, CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options
-from ssvit.devices import Launch
 from ssvit.engine.processes import end_with_launcher, is_main_process, keep_memory, launched
 from ssvit.errors import Failure, OptionError, UserError, print_lines, printable
 
@@ -103,7 +102,7 @@ class Command:
             line = self.line(arguments, options, tree)
         config = self.compose(line)
         launch = getattr(config.options, "launch", None)
-        if isinstance(launch, Launch) and launched() is None:  # further processes would repeat the calling program
+        if launch is not None and launched() is None:  # further processes would repeat the calling program
             with _failures(2):
                 config = config.changed({"launch.devices": launch.single()})
         return self._start(config)

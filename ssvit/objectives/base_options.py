@@ -52,6 +52,8 @@ class Objective(Options):
         needs_patches: Whether the patch outputs of a ViT are required.
         needs_distinct_images: Whether the images of a batch must differ, since each is compared with the others.
         selects_weights: Whether the objective selects the weights of the encoder that are trained.
+        needs_standardizing: Whether searches of similar pictures standardise the features, since a few components would
+            dominate cosines, as in most masked models.
     """
 
     views: ClassVar[tuple[str, ...]] = ("image",)
@@ -64,6 +66,7 @@ class Objective(Options):
     needs_image_count: ClassVar[bool] = False
     needs_distinct_images: ClassVar[bool] = False
     selects_weights: ClassVar[bool] = False
+    needs_standardizing: ClassVar[bool] = False
 
     @property
     def schedules(self) -> dict[str, ScheduleFunction]:

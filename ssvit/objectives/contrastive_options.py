@@ -79,7 +79,7 @@ class ContrastiveTuning(Objective):
     }
 
     views: ClassVar[tuple[str, ...]] = ("global",)
-    needs_standardizing: ClassVar[bool] = True  # before cosines, which a few features would dominate
+    needs_standardizing: ClassVar[bool] = True
     needs_distinct_images: ClassVar[bool] = True
     selects_weights: ClassVar[bool] = True
 

@@ -13,7 +13,7 @@ class Masked(Objective):
     """Define an objective whose encoder encodes the visible patches and whose decoder predicts the masked patches."""
 
     samples_patches: ClassVar[bool] = True
-    needs_standardizing: ClassVar[bool] = True  # before cosines, which a few features would dominate
+    needs_standardizing: ClassVar[bool] = True
 
     masked: Share
     """Fraction of an image's patches that are masked and predicted."""

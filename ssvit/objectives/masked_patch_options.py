@@ -66,7 +66,7 @@ class MaskedPatch(Objective):
 
     needs_target: ClassVar[bool] = True
     samples_patches: ClassVar[bool] = True
-    needs_standardizing: ClassVar[bool] = True  # before cosines, which a few features would dominate
+    needs_standardizing: ClassVar[bool] = True
 
     masking: Masking = Masking()
     """Selection and corruption of the patches."""

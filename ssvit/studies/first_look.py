@@ -40,6 +40,7 @@ from ssvit.studies.candidates import Candidate, Sample
 from ssvit.studies.options import DOWNLOAD, Try
 from ssvit.training.budget import schedule, steps_within
 from ssvit.training.session import Session
+from ssvit.values import text_of
 
 OWN = "your pre-training"
 _RUN, _FILE = "pretraining", "report.json"  # folder of the run, and file of the results
@@ -171,7 +172,7 @@ class FirstLook:
         try:
             tables["kept.csv"] = defects.kept_table(self.source, [image for image in every if image not in left_out])
             typed = self.line.retyped(rf"data\.({'|'.join(Csv.model_fields.keys() - _OF_TABLE)})($|\.)")
-            options = ["data=csv", f"data.table={self.folder / 'kept.csv'}", *typed]
+            options = [f"data={text_of(self.folder / 'kept.csv')}", *typed]
             command = advice.written(self.line, "pretrain", options)
         except UserError as error:
             command, remark = self._command("try", *self._same), f"; kept.csv is not written: {error}"

@@ -62,8 +62,7 @@ class Training(RunOptions):
     """The method. It may set options of other groups."""
     budget: Seconds | None = None
     """CPU time of the steps of each run: seconds, or 90s, 10min, 1h. The number of steps and the warm-up follow from
-    the measured cost of a step, and evaluations take about a tenth of the budget in addition, at most. None:
-    recipe.steps."""
+    the measured cost of a step, and evaluations take at most a tenth of the budget in addition. None: recipe.steps."""
     recipe: Recipe = Recipe()
     """The hyperparameters of the optimisation."""
     target: Part[Target | None] = None
@@ -88,7 +87,8 @@ class Pretrain(Training):
     None: random weights."""
     continuation: Part[Continuation | None] = None
     """How training continues from the weights of checkpoint=…; safe: few weights are trained, slowly; full: all are.
-    None: safe, unless other options set the recipe or the objective (docs/starting.md)."""
+    None: safe for simclr (the default), mae and diet, unless other options set the optimiser, the learning rate or the
+    target (docs/starting.md)."""
     preset: Literal["auto"] | None = None
     """auto: choose model, image size and schedule from the number and size of the images; the default with
     data=PATH."""

@@ -70,9 +70,9 @@ class Recipe(Options):
     """Steps from one line of metrics to the next."""
     best: str | None = "auto"
     """Metric whose best checkpoint is kept as best/, such as label_free/rankme or held_out/loss; for losses and errors,
-    lower is better. auto: the accuracy or mIoU on validation images, the first probe's accuracy on training images, or
-    without labels the loss on held-out images; no checkpoint is kept unless accuracies differ significantly. None: no
-    checkpoint is kept."""
+    lower is better. auto: the accuracy, mAP or mIoU on validation images, the accuracy of the first probe on training
+    images, or without labels the loss on held-out images; no checkpoint is kept unless accuracies differ significantly.
+    None: no checkpoint is kept."""
 
     def check_consistency(self) -> None:
         """Check warm-up, repetitions and the metric of the best checkpoint."""

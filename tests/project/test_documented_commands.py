@@ -4,7 +4,6 @@ import re
 import shlex
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import exported
@@ -12,12 +11,13 @@ import numpy
 import pytest
 import torch
 from command import LIMIT
+from images import put_tar
 from PIL import Image
 from safetensors.numpy import load_file
 
 from ssvit.cli import COMMANDS, find_command
 from ssvit.cli.normalization import MEASURED
-from ssvit.errors import Failure
+from ssvit.errors import UserError
 from ssvit.exchange import hub
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +89,14 @@ def folder(tmp_path_factory):
         torch.save({name: torch.from_numpy(value) for name, value in weights.items()}, place / name)
     for name in ("FOLDER", "STORE", "SHARDS", "normal", "patches", "MASKS"):
         (place / name).mkdir()
-    (place / "labels.csv").write_text("path,label\n")
+    table = "path,label\n" + "".join(f"{file},{file.parent.name}\n" for file in (place / "PATH").rglob("*.png"))
+    (place / "outputs" / "try_NAME").mkdir()
+    for file in ("labels.csv", "outputs/try_NAME/kept.csv"):
+        (place / file).write_text(table)
+    put_tar(
+        place / "SHARDS" / "train-0.tar",
+        {f"{file.stem}.png": file.read_bytes() for file in (place / "PATH" / "cat").iterdir()},
+    )
     (place / "bands.yaml").write_text(f"{MEASURED}\nmean: [0.4, 0.5, 0.6]\nstd: [0.2, 0.2, 0.2]\n")
     return place
 
@@ -101,11 +108,11 @@ def test_a_command_of_the_pages_is_taken(command, folder, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setattr(hub, "fetch", lambda _: folder / "vit_b16.npz")
     composed = []
-    tool = replace(find_command(name), run=composed.append)
+    tool = find_command(name)
     given = [MEANT.get(argument, argument) for argument in arguments]
     try:
-        tool.call(given)
-    except Failure as failure:  # of files that the pages name, only some exist here
+        composed.append(tool.compose(tool.line(given)))
+    except UserError as failure:  # of files that the pages name, only some exist here
         if not re.match(r"(data\.(root|table|train)|teacher|target\.layer)=", str(failure)):
             raise
         composed.append(tool.compose(tool.line(given), incomplete=True))
