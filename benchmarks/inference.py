@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -107,7 +107,13 @@ def run(config: Config) -> None:
     benchmark.inference(config, contenders)
 
 
-command = replace(benchmark.command, run=run)
+class Inference(benchmark.Benchmark):
+    """Options of the comparison."""
+
+    part: Literal["inference"] = "inference"
+
+
+command = replace(benchmark.command, run=run, options=Inference)
 
 if __name__ == "__main__":
     command.main(sys.argv[1:])

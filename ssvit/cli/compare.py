@@ -176,6 +176,7 @@ command = Command(
     "compare",
     run,
     expansions=SHORT_FORMS,
+    study=True,
     options=Compare,
     common=(
         "objectives", "teacher", "budget", "seeds", "seed", "threads", "name", "table", "data.root", "data.image_size",

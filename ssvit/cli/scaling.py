@@ -203,6 +203,7 @@ command = Command(
     "scaling",
     run,
     expansions=SHORT_FORMS,
+    study=True,
     before=lambda line: check_set_by(line.typed, _SET_BY),
     options=Scaling,
     common=(

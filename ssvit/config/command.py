@@ -48,6 +48,7 @@ class Command:
         results: Dotted name of the class that collects the results of a sweep (-m), if `run` returns the folder of a
             run, such as `ssvit.studies.sweep.Sweep`.
         prefix: As in `CommandLine`.
+        study: Whether `run` only executes other commands, each in its own processes, which `launch` describes.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Command:
     dry_run: Callable[[Config], Config] | None = None
     results: str | None = None
     prefix: str = PYTHON
+    study: bool = False
 
     def main(self, arguments: Sequence[str]) -> None:
         """Run the command from the command line; a failure is printed as one line and ends the process."""
@@ -101,7 +103,7 @@ class Command:
         with _failures(2):
             line = self.line(arguments, options, tree)
         config = self.compose(line)
-        launch = getattr(config.options, "launch", None)
+        launch = None if self.study else getattr(config.options, "launch", None)
         if launch is not None and launched() is None:  # further processes would repeat the calling program
             with _failures(2):
                 config = config.changed({"launch.devices": launch.single()})
