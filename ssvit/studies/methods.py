@@ -25,7 +25,7 @@ _NONE = "\u2013"  # en dash for a missing value
 BASELINES = "baselines"  # row of results without pre-training
 MARKERS = "osD^vP*Xhd<>"
 _GREY, _ACROSS = "#c4c4c4", 4  # colour of other objectives, and maximum number of panels in a row
-AMOUNTS = {"cpu_seconds": "CPU time", "flops": "operations", "images": "images"}
+_AMOUNTS = ("cpu_seconds", "flops", "images")
 
 
 def read_rows(folder: Path) -> dict[str, Row]:
@@ -106,7 +106,7 @@ def probes(report: Mapping[str, Any], encoder: str = OWN) -> dict[str, dict[str,
 
 
 def methods_table(rows: Mapping[str, Row]) -> str:
-    """Return Markdown tables of accuracies and costs, and the rankings of the objectives at equal cost."""
+    """Return Markdown tables of accuracies and costs."""
     by_objective = _rows_by_objective(rows)
     columns = _columns(rows)
     order = list(by_objective)
@@ -127,11 +127,7 @@ def methods_table(rows: Mapping[str, Row]) -> str:
     costs = ["steps x images", "CPU min", "images", "images/CPU s", "TFLOP", "GFLOP/CPU s", "backend, precision"]
     spent = [["objective", *costs]]
     spent += [[name, *_spent(by_objective[name][0]["stages"])] for name in order]
-    parts = [markdown(accuracies), markdown(spent)]
-    for amount, words in AMOUNTS.items():
-        if ranked := ranking(rows, amount):
-            parts.append(f"Order at equal {words}: {ranked}.")
-    return "\n\n".join(parts) + "\n"
+    return f"{markdown(accuracies)}\n\n{markdown(spent)}\n"
 
 
 def _rows_by_objective(rows: Mapping[str, Row]) -> dict[str, list[Row]]:
@@ -175,37 +171,12 @@ def conclusion(rows: Mapping[str, Row]) -> list[str]:
     return lines
 
 
-def ranking(rows: Mapping[str, Row], amount: str) -> str:
-    """Return the ranking of the objectives by their first probe at equal cost, the smallest total cost of all runs.
-
-    The accuracy is interpolated linearly between evaluations.
-
-    Args:
-        rows: Rows of the study.
-        amount: Measure of cost, one of `AMOUNTS`.
-
-    Returns:
-        The ranking as text; "" for fewer than two objectives, or if no probe is in all curves.
-    """
-    runs_of = curves(rows)
-    if len(runs_of) < 2 or not (titles := probes_in(runs_of)):
-        return ""
-    least = min(points[-1][amount] for runs in runs_of.values() for points in runs)
-    probe, words = next(iter(titles.items()))
-
-    reached = {
-        name: statistics.fmean(_at(least, points, amount, probe) for points in runs) for name, runs in runs_of.items()
-    }
-    ordered = sorted(reached, key=lambda name: -reached[name])
-    return f"{', '.join(f'{name} {100 * reached[name]:.1f}' for name in ordered)} ({words} in training, %)"
-
-
-def _at(spent: float, points: Sequence[Mapping[str, float]], amount: str, probe: str) -> float:
-    """Return the score of a probe after an amount of a cost, interpolated linearly between the points of a curve."""
+def _at(seconds: float, points: Sequence[Mapping[str, float]], probe: str) -> float:
+    """Return the score of a probe after a CPU time, interpolated linearly between the points of a curve."""
     import numpy as np
 
-    amounts, scores = ([point[name] for point in points] for name in (amount, probe))
-    return float(np.interp(spent, amounts, scores))
+    times, scores = ([point[name] for point in points] for name in ("cpu_seconds", probe))
+    return float(np.interp(seconds, times, scores))
 
 
 def plot_costs(rows: Mapping[str, Row]) -> "Plot":
@@ -267,7 +238,7 @@ def probes_in(runs_of: Mapping[str, list[list[dict[str, float]]]]) -> dict[str, 
     return {
         name: title(name)
         for name in first
-        if name not in (*AMOUNTS, "step", "chance") and all(name in other for other in others)
+        if name not in (*_AMOUNTS, "step", "chance") and all(name in other for other in others)
     }
 
 
@@ -281,10 +252,7 @@ def plot(runs_of: Mapping[str, list[list[dict[str, float]]]], probe: str) -> "Pl
 
     minutes = {name: [point["cpu_seconds"] / 60 for point in runs[0]] for name, runs in runs_of.items()}
     means = {
-        name: [
-            100 * statistics.fmean(_at(60 * minute, points, "cpu_seconds", probe) for points in runs)
-            for minute in minutes[name]
-        ]
+        name: [100 * statistics.fmean(_at(60 * minute, points, probe) for points in runs) for minute in minutes[name]]
         for name, runs in runs_of.items()
     }
     grey = {name: Line(minutes[name], mean, "", _GREY, "-", "", 1) for name, mean in means.items()}
@@ -299,8 +267,8 @@ def plot(runs_of: Mapping[str, list[list[dict[str, float]]]], probe: str) -> "Pl
 
 
 def total(stages: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the total cost of stages, each with its number of steps, by the kinds of cost in `AMOUNTS`."""
-    total = {amount: sum(stage["steps"] * stage[amount] for stage in stages) for amount in AMOUNTS}
+    """Return the CPU seconds, floating-point operations and images of stages, each with its steps and cost per step."""
+    total = {amount: sum(stage["steps"] * stage[amount] for stage in stages) for amount in _AMOUNTS}
     return total | {"cpu_seconds": total["cpu_seconds"] + sum(stage["preparation"] for stage in stages)}
 
 

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -289,22 +288,6 @@ def test_a_curve_has_the_chance_of_its_probes():
     assert list(methods.probes_in({"mae": [points]})) == ["knn"]
 
 
-def test_the_order_at_equal_amounts_is_that_of_interpolated_curves():
-    def row(name, images, accuracies):
-        points = zip(images, accuracies, strict=True)
-        curve = [{"step": 0, "cpu_seconds": 9, "flops": 1, "images": x, "knn": y} for x, y in points]
-        return {"objective": name, "curve": curve}
-
-    rows = {"a0": row("a", (0, 10, 40), (0.1, 0.2, 0.8)), "b0": row("b", (0, 20), (0.1, 0.5)), "baselines": {}}
-
-    def at(points, amount):
-        (x0, y0), (x1, y1) = next(pair for pair in pairwise(points) if amount <= pair[1][0])
-        return y0 + (y1 - y0) * (amount - x0) / (x1 - x0)
-
-    expected = 100 * at([(0, 0.1), (10, 0.2), (40, 0.8)], 20)
-    assert methods.ranking(rows, "images") == f"b 50.0, a {expected:.1f} (knn in training, %)"
-
-
 def test_curves_of_seeds_are_averaged_at_equal_cost():
     def curve(minutes, accuracies):
         return [{"cpu_seconds": 60 * x, "knn": y} for x, y in zip(minutes, accuracies, strict=True)]
@@ -335,7 +318,6 @@ def test_a_table_has_rows_of_test_images_and_those_of_held_out_images_only_if_th
     assert {row["objective"] for row in methods.read_tables(folders).values()} == {"entry/entry", "other/other"}
     assert {row["objective"] for row in methods.read_tables(folders[:1]).values()} == {"entry"}
     assert "entry" in methods.methods_table(rows)
-    assert methods.ranking(rows, "images") == ""  # their curves have different probes
     panels = methods.plot_costs(rows).panels
     assert len(panels) == 1
     assert all(panel.xticks == [1.0] for panel in panels)
