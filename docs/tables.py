@@ -9,6 +9,8 @@ import json
 import re
 import statistics
 from collections import defaultdict
+from collections.abc import Iterable
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +51,13 @@ def csv_rows(name: str, reader: Any = csv.DictReader) -> Any:
     return reader((DOCS / name).read_text().splitlines())
 
 
-def accuracies(rows: dict[str, str], probes: list[str] | None = None, *, costs: bool = True) -> list[list[str]]:
+def accuracies(
+    rows: dict[str, str], probes: list[str] | None = None, *, costs: bool = True, titles: dict[str, str] = PROBES
+) -> list[list[str]]:
     """Return mean and standard deviation over the seeds of the rows in `sources`."""
     tuned = "finetuned" in (probes or PROBES)
     spent = ["steps of 64", "CPU s a step", "seeds"] if costs else []
-    lines = [["method", *spent, *(PROBES[probe] for probe in probes or PROBES)]]
+    lines = [["method", *spent, *((PROBES | titles)[probe] for probe in probes or PROBES)]]
     for label, source in sources(rows).items():
         if label == "no pre-training" and not tuned:
             continue
@@ -80,15 +84,17 @@ def sources(rows: dict[str, str]) -> dict[str, str]:
 
 
 def read(source: str) -> list[dict[str, Any]]:
-    """Return the rows of an objective or baseline, one for each seed."""
+    """Return the rows of an objective or baseline, one for each seed, or for each fold if the folder is fold*."""
     folder, _, name = source.rpartition("/")
     if name == "teacher":
         return [{"probes": methods.probes(json.loads((DOCS / folder / "teacher.json").read_text()))}]
+    stored = f"{folder}/baselines.json" if name in BASELINES else f"{folder}/{name}_seed*.json"
+    rows = [json.loads((DOCS / file).read_text()) for file in sorted(glob(stored, root_dir=DOCS))]
     if name not in BASELINES:
-        return [json.loads(file.read_text()) for file in sorted((DOCS / folder).glob(f"{name}_seed*.json"))]
-    stored = json.loads((DOCS / folder / "baselines.json").read_text())
-    probes = stored["baselines"].get(name)
-    return [{"probes": probes} if probes else {"probes": {}, "finetuned": stored["finetuned"]}]
+        return rows
+    if name == "no pre-training":
+        return [{"probes": {}, "finetuned": row["finetuned"]} for row in rows]
+    return [{"probes": row["baselines"][name]} for row in rows]
 
 
 def values(row: dict[str, Any]) -> dict[str, Any]:
@@ -168,13 +174,23 @@ def over_seeds(values: list[float], subtracted: list[float] | None = None) -> st
     return f"{mean} ({' to '.join(limits)})" if limits else mean
 
 
-def compared(rows: dict[str, list[str]], probes: list[str]) -> list[list[str]]:
-    """Return the differences between the accuracies of two methods, with 95 % intervals over seeds by Welch's test."""
-    lines = [["difference", "seeds", *(PROBES[probe] for probe in probes)]]
+def paired(values: Iterable[float], subtracted: Iterable[float]) -> str:
+    return over_seeds([value - other for value, other in zip(values, subtracted, strict=True)])
+
+
+def compared(
+    rows: dict[str, list[str]], probes: list[str], *, folds: bool = False, titles: dict[str, str] = PROBES
+) -> list[list[str]]:
+    """Return the differences between the accuracies of two methods, with 95 % intervals over seeds by Welch's test.
+
+    With folds, differences are paired and their intervals are those of the t distribution.
+    """
+    lines = [["difference", "folds" if folds else "seeds", *((PROBES | titles)[probe] for probe in probes)]]
     for label, pair in rows.items():
-        first, second = ([values(row) for row in read(source)] for source in pair)
-        cells = (over_seeds([row[name] for row in first], [row[name] for row in second]) for name in probes)
-        lines.append([label, f"{len(first)} and {len(second)}", *cells])
+        sides = [[values(row) for row in read(source)] for source in pair]
+        counts = " and ".join(str(len(side)) for side in sides[: 1 if folds else 2])
+        columns = ([[row[name] for row in side] for side in sides] for name in probes)
+        lines.append([label, counts, *((paired if folds else over_seeds)(*column) for column in columns)])
     return lines
 
 
@@ -188,7 +204,7 @@ def scaling_effects(folder: str, effects: dict[str, list[int]]) -> list[list[str
             cells = []
             for axis, ends in effects.items():
                 low, high = ([point["scores"][name] for point in own if point[axis] == end] for end in ends)
-                cells.append(over_seeds([after - before for before, after in zip(low, high, strict=True)]))
+                cells.append(paired(high, low))
             lines.append([objective, name, *cells])
     return lines
 
